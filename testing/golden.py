@@ -17,7 +17,6 @@ from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import recent_incidents
 from mps_exporter.snapshot import Histogram, Snapshot
 from mps_exporter.sources.recording import Recording, read_recording
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing import fake_mps_v3, v3_host
 from testing.host_examples import doctor_host_text
@@ -87,7 +86,7 @@ def all_shown(metrics: Metrics, began: float) -> Iterator[tuple[str, str]]:
         )
         yield f"metric {name}{{{words}}}", number
     documents = {
-        "status": json.loads(to_json(make_status(snapshot, WebOptions()))),
+        "status": json.loads(to_json(make_status(snapshot))),
         "doctor": json.loads(_doctor(snapshot)),
     }
     for name, document in documents.items():

@@ -15,7 +15,6 @@ from mps_exporter.commands.doctor_report import (
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.one_process import check_process
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
 from testing.snapshots import process_using
@@ -37,9 +36,8 @@ def strings_in(value: object) -> Iterator[str]:
 
 def texts_of(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Page, API and doctor: (source, text)."""
-    options = WebOptions()
-    status = make_status(snapshot, options)
-    yield "page", words_of(render_page(status, options))
+    status = make_status(snapshot)
+    yield "page", words_of(render_page(status))
     yield "api", "\n".join(strings_in(json.loads(to_json(status))))
     diagnosis = Diagnosis(snapshot, recent_incidents(snapshot))
     yield "doctor", "\n".join(diagnosis_lines(diagnosis, plain))

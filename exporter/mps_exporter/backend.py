@@ -5,8 +5,8 @@ import contextlib
 import gzip
 import os
 import platform
+import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -176,19 +176,20 @@ class ReplayPlayer:
         return self._info(await playing.collector.collect(timeout_seconds, collectors), playing)
 
 
-class CollectorBackend:
-    """Implements mps_exporter.web.Backend."""
+class Backend:
+    """The snapshots, metrics and recordings that the web server shows."""
 
     def __init__(self, settings: Settings, playlist: Playlist | None = None) -> None:
+        self.settings = settings
+        self.host = os.environ.get("NODE_NAME") or socket.gethostname()  # Title of the page.
+        self.build = build()
         self._sparse = SparseSeries()
         self._clients = cast("ClientSeries", settings.collector_clients)
-        self._renderers = ThreadPoolExecutor(policy.RENDER_THREADS, thread_name_prefix="render")
         self._process = (
             None if settings.web_disable_exporter_metrics else ProcessCollector(registry=None)
         )
         self._readers: list[Callable[[DaemonFacts, Incident], None]] = []
         self.ready = False  # Whether the first collection is done.
-        self.enabled_collectors = settings.enabled_collectors()
         self.player: ReplayPlayer | None = None  # Plays recordings; None on a live host.
         self._host: LiveHost | None = None
         self._hindsight: Hindsight | None = None
@@ -212,29 +213,28 @@ class CollectorBackend:
     async def close(self) -> None:
         if self._host is not None:
             await self._host.close()
-        self._renderers.shutdown(wait=False, cancel_futures=True)
 
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
+        """Collect, or join a collection. None means the default timeout, or all collectors."""
         snapshot = await self._source.collect(timeout_seconds, collectors)
         self.ready = True
         return snapshot
 
     async def expose(self, snapshot: Snapshot, content_type: str, gzip_level: int) -> bytes:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._renderers, self._encode, snapshot, content_type, gzip_level
-        )
+        """Render the metrics, not on the event loop. gzip_level 0: without compression."""
+        return await asyncio.to_thread(self._encode, snapshot, content_type, gzip_level)
 
     def _encode(self, snapshot: Snapshot, content_type: str, gzip_level: int) -> bytes:
         wall = snapshot.recording.viewer_time if snapshot.recording is not None else None
-        families = render(snapshot, build(), wall=wall, clients=self._clients)
+        families = render(snapshot, self.build, wall=wall, clients=self._clients)
         own = () if self._process is None else self._process.collect()
         page = encode(self._sparse.shown(families), own, content_type)
         return gzip.compress(page, gzip_level, mtime=0) if gzip_level else page
 
     async def recording(self, at: float | None) -> bytes | None:
+        """Return the recording of the incident at this time (None: the latest), or None."""
         return None if self._hindsight is None else await self._hindsight.recording(at)
 
     def _publish(self, daemon: DaemonFacts, incident: Incident) -> None:
@@ -244,5 +244,10 @@ class CollectorBackend:
         for reader in self._readers:
             reader(daemon, incident)
 
+    async def jump(self, chapter: str) -> bool:
+        """Continue the demo at this chapter. Return whether the chapter exists."""
+        return self.player is not None and await self.player.jump(chapter)
+
     def subscribe(self, reader: Callable[[DaemonFacts, Incident], None]) -> None:
+        """Call the reader on the event loop with the daemon and each new incident."""
         self._readers.append(reader)

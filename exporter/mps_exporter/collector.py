@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
@@ -316,17 +316,22 @@ class Collector:
 
         Ordinary users' daemons are waited for briefly; the next collection shows a late reply.
         """
-        users = [record for record in self._daemons.values() if record.facts.limited]
-        others = [record for record in self._daemons.values() if not record.facts.limited]
-        started = self._start_users_queries(run, users)
+        users = {name: one for name, one in self._daemons.items() if one.facts.limited}
+        running = {name: task for name, task in self._users_queries.items() if not task.done()}
+        started = {
+            name: asyncio.create_task(self._query_users_daemon(run, record))
+            for name, record in users.items()
+            if name not in running
+        }
+        self._users_queries = running | started
+        others = (one for one in self._daemons.values() if not one.facts.limited)
         outcomes = await asyncio.gather(
-            *(self._query_daemon(run, record) for record in others), return_exceptions=True
+            *(self._query_daemon(run, one) for one in others), return_exceptions=True
         )
         if started:
             timeout = min(policy.USERS_QUERY_WAIT_SECONDS, run.remaining_seconds())
-            await asyncio.wait(started, timeout=timeout)
-        for record in users:
-            name = record.facts.pipe_directory
+            await asyncio.wait(started.values(), timeout=timeout)
+        for name, record in users.items():
             run.probes[name] = run.probes.get(name) or record.last_probe
         errors = [outcome for outcome in outcomes if outcome is not None]
         for error in errors:
@@ -336,17 +341,6 @@ class Collector:
             text = "; ".join(sorted({str(error) for error in errors}))
             late = any(isinstance(error, SourceTimeoutError) for error in errors)
             raise SourceTimeoutError(text) if late else SourceError(text)
-
-    def _start_users_queries(
-        self, run: CollectionRun, records: Sequence[DaemonRecord]
-    ) -> list[asyncio.Task[None]]:
-        """Begin to query these daemons, except where an earlier query is in progress."""
-        tasks = {name: task for name, task in self._users_queries.items() if not task.done()}
-        missing = [record for record in records if record.facts.pipe_directory not in tasks]
-        started = [asyncio.create_task(self._query_users_daemon(run, one)) for one in missing]
-        names = (record.facts.pipe_directory for record in missing)
-        self._users_queries = {**tasks, **dict(zip(names, started, strict=True))}
-        return started
 
     async def _query_users_daemon(self, run: CollectionRun, record: DaemonRecord) -> None:
         with contextlib.suppress(SourceError, SourceTimeoutError):  # the daemon's metrics show it
@@ -469,7 +463,6 @@ class Collector:
         """Follow logs and exits until cancelled; find daemons first, so that no line is missed."""
         search_at = 0.0
         while True:
-            failure: Exception | None = None
             try:
                 if not self._daemons and time.monotonic() >= search_at:
                     search_at = time.monotonic() + policy.DAEMON_SEARCH_INTERVAL_SECONDS
@@ -479,18 +472,13 @@ class Collector:
                     pass
                 with contextlib.suppress(SourceTimeoutError, OSError):  # a collection reports it
                     await self.watch_processes()
-            except Exception as error:  # noqa: BLE001 - the next poll may succeed
-                failure = error
-            try:
                 await self._host.wait_for_next_poll()
             except Exception as error:  # noqa: BLE001 - no thread was left, for example
-                failure = error
-            if failure is None:
-                self._transitions.recovered("tail", message="the logs are followed again")
-            else:
                 text = "cannot follow the logs"
-                self._transitions.failed("tail", message=text, err=repr(failure))
+                self._transitions.failed("tail", message=text, err=repr(error))
                 await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
+            else:
+                self._transitions.recovered("tail", message="the logs are followed again")
 
     def _publish(self) -> None:
         for record in self._daemons.values():

@@ -40,10 +40,6 @@ MAX_CLIENTS_PER_USER = 256  # Clients with metrics, of the daemons of one ordina
 MAX_USERS_CLIENTS = 1024  # Maximum number of such clients of all ordinary users together.
 STRANDED_SECONDS = 1.0  # Minimum time without a server; an exiting client stays for less.
 
-# --------------------------------------------------------------- rendering
-
-RENDER_THREADS = 2  # Number of threads that render metrics, so that the event loop continues.
-
 # ========================================================================================= sources
 
 # ---------------------------------------------------------- ordinary users

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from mps_exporter.backend import CollectorBackend
+from mps_exporter.backend import Backend
 from mps_exporter.flags import Settings
 from mps_exporter.metrics.exposition import TEXT_0_0_4
 from mps_exporter.sources.recording import read_recording
@@ -29,15 +29,15 @@ MADE_UP = "eight-gpus"
 V3 = "mps-v3"
 
 
-def service(recording: str) -> CollectorBackend:
+def service(recording: str) -> Backend:
     """Replay a recording: NAME, or NAME@SPEED."""
     name, _, speed = recording.partition("@")
     path = RECORDINGS / f"{name}.rec.gz"
     settings = Settings(replay=str(path), replay_speed=float(speed or 1))
-    return CollectorBackend(settings, Playlist.of(read_recording(path)))
+    return Backend(settings, Playlist.of(read_recording(path)))
 
 
-def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application:
+def app(services: Mapping[str, Backend], v3: Player) -> web.Application:
     """Serve each at /NAME/metrics, and the host with MPS v3."""
     began = time.time()
 

@@ -21,7 +21,6 @@ from mps_exporter.mps.metrics_from_logs import LOG_METRICS
 from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import incident_view, make_status, to_json
 from mps_exporter.web.status_page import render_page
 from testing.mps_logs import LOGS, numbers, summary
@@ -520,7 +519,7 @@ def _differences_from_lists(
             absent = (seen is None and hung) or (seen == 0 and not daemon.servers)
             if seen != true and not absent:
                 yield f"{seen} {what} of {daemon.pipe}, not {true}"
-        total = make_status(snapshot, WebOptions()).totals.clients
+        total = make_status(snapshot).totals.clients
         if total is not None and shown.servers and lists.get(CLIENTS) is None:
             yield f"{total} clients in total, not None"
 
@@ -547,7 +546,7 @@ def surfaces(moment: Moment) -> Iterator[str]:
     if not moment.thorough:
         return
     snapshot = moment.snapshot
-    page, status = Page(text_of(snapshot)), make_status(snapshot, WebOptions())
+    page, status = Page(text_of(snapshot)), make_status(snapshot)
     counted = [numbers(one.counters or {}) for one in snapshot.daemons]
     more = sum(value for one in counted for name, value in one.items() if name.endswith(".sum"))
     more -= sum(page.value(f"{name}_sum") or 0 for name in LOG_METRICS)
@@ -561,7 +560,7 @@ def surfaces(moment: Moment) -> Iterator[str]:
     unknown = Counter({"0": sum(count for count in numberless if count > 1)})  # without samples
     found = [*api["findings"], *api["blind_spots"]]
     told = [*doctor["findings"], *doctor["recent"]]
-    words = words_of(render_page(status, WebOptions()))
+    words = words_of(render_page(status))
     for what, first, second in (
         ("servers", _pids(servers), _labels(page, "mps_server_info", "server")),
         ("clients", _pids(clients), _labels(page, "mps_client_info", "pid") + unknown),

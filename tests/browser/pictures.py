@@ -91,7 +91,7 @@ async def played(name: str, seconds: float, step_seconds: float = 2.0) -> list[S
 async def draw(found: Sequence[Snapshot], files: Mapping[Path, Screen]) -> None:
     """Draw the page after these collections into files."""
     backend = FakeBackend(snapshot=found[-1], earlier=found)
-    async with served(backend, version="") as (shown, _), browser() as page:
+    async with served(backend) as (shown, _), browser() as page:
         for file, (width, height, dark) in files.items():
             await page.look(width, height, dark=dark)
             await page.open(f"http://{shown[0]}/")

@@ -19,7 +19,6 @@ from mps_exporter.commands import on_signals
 from mps_exporter.flags import Settings, StartError
 from mps_exporter.logging import print_output
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 
 try:
@@ -86,7 +85,7 @@ async def _statuses(settings: Settings) -> AsyncGenerator[Mapping[str, Any]]:
     following = asyncio.create_task(collector.run_between_collections())
     try:
         while True:
-            yield {**make_status(await collector.collect(), WebOptions()), "source": "this host"}
+            yield {**make_status(await collector.collect()), "source": "this host"}
     finally:
         following.cancel()
         await host.close()

@@ -5,18 +5,9 @@ import logging
 from aiohttp import web
 
 from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.web import (
-    BACKEND,
-    OPTIONS,
-    WEB_CONFIG,
-    Backend,
-    Handler,
-    events,
-    handlers,
-    text_response,
-)
+from mps_exporter.backend import Backend
+from mps_exporter.web import BACKEND, WEB_CONFIG, Handler, events, handlers, text_response
 from mps_exporter.web.guard import Limiter, SharedCalls, track_request
-from mps_exporter.web.options import WebOptions
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +38,7 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if error.status < 400:
             raise
         if error.status == 404:
-            metrics = request.app[OPTIONS].settings.web_telemetry_path
+            metrics = request.app[BACKEND].settings.web_telemetry_path
             return text_response(f"404 Not Found: try / or {metrics}", status=404)
         kept = {name: error.headers[name] for name in _ERROR_HEADERS if name in error.headers}
         return text_response(f"{error.status} {error.reason}", status=error.status, headers=kept)
@@ -62,39 +53,30 @@ async def _ignore_expect(_request: web.Request) -> None:
     """Ignore ``Expect``: no body is read, and aiohttp would respond before the password check."""
 
 
-def create_app(
-    backend: Backend, options: WebOptions, *, jump: handlers.Jump | None = None
-) -> web.Application:
-    """Return the application. jump: continues a demo at a chapter, or returns False."""
+def create_app(backend: Backend) -> web.Application:
+    settings = backend.settings
     app = web.Application(middlewares=[_plain_errors])
     app[BACKEND] = backend
-    app[OPTIONS] = options
     flag = "at once (--web.max-requests)"
-    app[handlers.SCRAPE_LIMITER] = Limiter(options.settings.web_max_requests, f"scrapes {flag}")
+    app[handlers.SCRAPE_LIMITER] = Limiter(settings.web_max_requests, f"scrapes {flag}")
     app[handlers.RENDERINGS] = SharedCalls()
     app[handlers.RENDERER] = handlers.StatusRenderer()
-    app[handlers.PAGE_LIMITER] = Limiter(options.settings.web_max_requests, f"readers {flag}")
+    app[handlers.PAGE_LIMITER] = Limiter(settings.web_max_requests, f"readers {flag}")
     app[events.EVENTS] = events.Events()
     app[events.STREAM_LIMITER] = Limiter(policy.MAX_EVENT_STREAMS, "readers already", 30)
     backend.subscribe(app[handlers.RENDERER].forget)
     backend.subscribe(app[events.EVENTS].add)
     app.on_shutdown.append(events.close_streams)
     app.on_response_prepare.append(_add_headers)
-    if options.settings.web_config_file is not None:
+    if settings.web_config_file is not None:
         # Imported late: YAML takes memory.
-        from mps_exporter.web.webconfig import WebConfigWatch, install
+        from mps_exporter.web.webconfig import WebConfigWatch
+        from mps_exporter.web.webconfig.auth import install
 
-        app[WEB_CONFIG] = WebConfigWatch(options.settings.web_config_file)
+        app[WEB_CONFIG] = WebConfigWatch(settings.web_config_file)
         install(app, app[WEB_CONFIG])
     # After the password check: before it, a request counts as being received.
     app.middlewares.append(track_request)
-    if jump is not None:
-        app[handlers.JUMP] = jump
-    _add_routes(app, options.settings.web_telemetry_path, demo=jump is not None)
-    return app
-
-
-def _add_routes(app: web.Application, telemetry_path: str, *, demo: bool) -> None:
     pages: dict[str, Handler] = {
         "/": handlers.status,
         "/static/{name}": handlers.asset,
@@ -102,13 +84,13 @@ def _add_routes(app: web.Application, telemetry_path: str, *, demo: bool) -> Non
         "/docs/{name}": handlers.manual_page,
         "/api/v1/status": handlers.status,
         "/api/v1/incidents/{id}/recording": handlers.incident_recording,
-        telemetry_path: handlers.metrics,
+        settings.web_telemetry_path: handlers.metrics,
         "/api/v1/events": events.events,
         "/-/healthy": handlers.healthy,
         "/-/ready": handlers.ready,
     }
     for path, page in pages.items():
         app.router.add_get(path, page, expect_handler=_ignore_expect)
-    if demo:
-        path = "/api/v1/demo/chapters/{name}"
-        app.router.add_post(path, handlers.jump, expect_handler=_ignore_expect)
+    path = "/api/v1/demo/chapters/{name}"
+    app.router.add_post(path, handlers.jump, expect_handler=_ignore_expect)
+    return app

@@ -55,14 +55,11 @@ class Events:
         self.streams: set[Stream] = set()
         self.user_names = UserNames()
         self.history = History()
-        self._noted: Snapshot | None = None
 
     def note(self, snapshot: Snapshot) -> None:
         """Record the user names and the history of a collection."""
-        if snapshot is not self._noted:  # concurrent scrapes share a snapshot
-            self._noted = snapshot
-            self.user_names.update(snapshot)
-            self.history.add(snapshot)
+        self.user_names.update(snapshot)
+        self.history.add(snapshot)
 
     def add(self, daemon: DaemonFacts, incident: Incident) -> None:
         self._number += 1

@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from aiohttp import web
@@ -71,16 +71,13 @@ class Limiter:
             yield
 
 
-_T = TypeVar("_T")
-
-
-class SharedCalls(Generic[_T]):
-    """Calls in progress; concurrent calls with the same key share the result."""
+class SharedCalls:
+    """Renderings in progress; concurrent calls with the same key share the result."""
 
     def __init__(self) -> None:
-        self._pending: dict[Hashable, asyncio.Future[_T]] = {}
+        self._pending: dict[Hashable, asyncio.Future[bytes]] = {}
 
-    async def join(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    async def join(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
         """Call, or join the same call. ``call`` must hold objects with ids in ``key``."""
         result = self._pending.get(key)
         if result is None:

@@ -4,29 +4,28 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable
 from functools import cache
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter import manual
+from mps_exporter.backend import Backend
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, Backend, text_response
+from mps_exporter.web import BACKEND, WEB_CONFIG, text_response
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.guard import Limiter, SharedCalls
 from mps_exporter.web.status_api import make_status, to_json
-from mps_exporter.web.status_page import ASSET_TYPES, ASSETS, render_page
+from mps_exporter.web.status_page import ASSET_TYPES, ASSETS, render_page, templates
 
 # --------------------------------------------------------------------------------- metrics
 
 GZIP_LEVEL = 1  # Compression level: twice as fast as the default for pages hardly larger.
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 SCRAPE_LIMITER = web.AppKey[Limiter]("SCRAPES")
-RENDERINGS = web.AppKey[SharedCalls[bytes]]("RENDERINGS")
+RENDERINGS = web.AppKey[SharedCalls]("RENDERINGS")
 
 
 def choose_format(accept: str) -> str:
@@ -40,10 +39,10 @@ def choose_format(accept: str) -> str:
     return OPENMETRICS_1_0_0 if "openmetrics" in content_type else TEXT_1_0_0
 
 
-def collection_deadline(header: str | None, offset: float) -> float | None:
+def collection_deadline(header: str | None) -> float | None:
     """Return the seconds for a collection: the scraper's timeout less a margin for the response.
 
-    The margin is a tenth of the timeout, at most ``offset``. None without a positive number.
+    The margin is a tenth of the timeout, at most 0.5 s. None without a positive number.
     """
     try:
         seconds = float(header or "")
@@ -52,7 +51,7 @@ def collection_deadline(header: str | None, offset: float) -> float | None:
     if not math.isfinite(seconds) or seconds <= 0:
         return None
     seconds = min(seconds, policy.MAX_SCRAPE_TIMEOUT_SECONDS)
-    return seconds - min(offset, seconds / 10)
+    return seconds - min(policy.TIMEOUT_OFFSET_SECONDS, seconds / 10)
 
 
 def _bad_request(reason: str) -> web.HTTPBadRequest:
@@ -78,7 +77,7 @@ def selected_collectors(request: web.Request, enabled: tuple[str, ...]) -> froze
 async def metrics(request: web.Request) -> web.Response:
     """Collect and render. HEAD returns the headers only."""
     backend = request.app[BACKEND]
-    collectors = selected_collectors(request, backend.enabled_collectors)
+    collectors = selected_collectors(request, backend.settings.enabled_collectors())
     form = choose_format(",".join(request.headers.getall("Accept", ())))
     gzip = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", ())))
     headers = {"Content-Type": form, "Vary": "Accept, Accept-Encoding"}
@@ -86,8 +85,7 @@ async def metrics(request: web.Request) -> web.Response:
         headers["Content-Encoding"] = "gzip"
     if request.method == "HEAD":
         return web.Response(headers=headers)
-    offset = policy.TIMEOUT_OFFSET_SECONDS
-    seconds = collection_deadline(request.headers.get(TIMEOUT_HEADER), offset)
+    seconds = collection_deadline(request.headers.get(TIMEOUT_HEADER))
     began = time.monotonic()
     queued = policy.MAX_QUEUE_SECONDS if seconds is None else seconds / 2
     async with request.app[SCRAPE_LIMITER].slot(
@@ -125,15 +123,23 @@ class StatusRenderer:
         return snapshot
 
     async def render(self, app: web.Application, *, as_json: bool) -> bytes:
-        snapshot = await self._snapshot(app[BACKEND])
-        events, options = app[EVENTS], app[OPTIONS]
+        backend, events = app[BACKEND], app[EVENTS]
+        snapshot = await self._snapshot(backend)
         events.note(snapshot)
         watch = app.get(WEB_CONFIG)
         error = str(watch.error) if watch is not None and watch.error is not None else None
 
         def encode() -> bytes:
-            status = make_status(snapshot, options, error, events.user_names, events.history)
-            return (to_json(status) + "\n" if as_json else render_page(status, options)).encode()
+            status = make_status(
+                snapshot,
+                error,
+                events.user_names,
+                events.history,
+                host=backend.host,
+                build=backend.build,
+            )
+            path = backend.settings.web_telemetry_path
+            return (to_json(status) + "\n" if as_json else render_page(status, path)).encode()
 
         return await app[RENDERINGS].join(
             (id(snapshot), as_json, error), lambda: asyncio.to_thread(encode)
@@ -185,9 +191,6 @@ async def asset(request: web.Request) -> web.Response:
 
 # ------------------------------------------------------------------------- health and demo
 
-Jump = Callable[[str], Awaitable[bool]]
-JUMP = web.AppKey[Jump]("JUMP")
-
 
 async def healthy(_request: web.Request) -> web.Response:
     """Respond with 200. A dead GPU is an alert, not a reason to restart the program."""
@@ -200,23 +203,9 @@ async def ready(request: web.Request) -> web.Response:
     return text_response("Not ready: the first collection is not done yet", status=503)
 
 
-def _is_cross_site(request: web.Request) -> bool:
-    """Return whether a browser sent the request for a page of another origin.
-
-    Browsers name the origin in every POST, and most report its relation to the server. A program
-    such as curl sends neither.
-    """
-    if request.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
-        return True
-    origin = request.headers.get("Origin")
-    return origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
-
-
 async def jump(request: web.Request) -> web.Response:
     """Continue the demo at a chapter (/api/v1/demo/chapters/NAME), and respond when it plays."""
-    if _is_cross_site(request):
-        return text_response("403 Forbidden: sent by a page of another site", status=403)
-    if not await request.app[JUMP](request.match_info["name"]):
+    if not await request.app[BACKEND].jump(request.match_info["name"]):
         return text_response(
             "404 Not Found: no such chapter; /api/v1/status lists them under recording, chapters",
             status=404,
@@ -227,14 +216,6 @@ async def jump(request: web.Request) -> web.Response:
 
 # ---------------------------------------------------------------------------------- manual
 
-_MANUAL_TEMPLATE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="../static/icon.svg">
-<link rel="stylesheet" href="../static/status.css"></head>
-<body class="manual"><p><a href="../">This host</a> · <a href="./">All pages</a></p>
-<main>{{ body | safe }}</main></body></html>
-"""
 _MANUAL_INDEX = (
     "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n{}\n\n"
     "## FAQ\n\n{}\n{}\n\n## Sharing a GPU\n\n{}\n{}\n"
@@ -244,8 +225,7 @@ _MANUAL_INDEX = (
 @cache
 def _manual_page(name: str) -> str:
     """Return a page of the manual, or for "" the list of all, as HTML."""
-    import jinja2  # late: both take memory, and most exporters serve no page
-    import mistune
+    import mistune  # late: it takes memory, and most exporters serve no page
 
     pages = manual.pages()
     lists = (
@@ -253,9 +233,9 @@ def _manual_page(name: str) -> str:
         for each in (*manual.FOLDERS, *manual.QUESTIONS)
     )
     text = pages[name].text if name else _MANUAL_INDEX.format(*lists)
-    template = jinja2.Environment(autoescape=True).from_string(_MANUAL_TEMPLATE)
     body = str(mistune.create_markdown(plugins=["table"])(text))
-    return template.render(title=pages[name].title if name else "Manual", body=body)
+    title = pages[name].title if name else "Manual"
+    return templates().get_template("manual.html").render(title=title, body=body)
 
 
 async def manual_page(request: web.Request) -> web.Response:

@@ -16,9 +16,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import StartError, split_address
-from mps_exporter.web import WEB_CONFIG
+from mps_exporter.web import BACKEND, WEB_CONFIG
 from mps_exporter.web.guard import Connections
-from mps_exporter.web.options import WebOptions
 
 _log = logging.getLogger(__name__)
 
@@ -202,14 +201,14 @@ def _runner(app: web.Application) -> web.AppRunner:
 
 async def serve_app(
     app: web.Application,
-    options: WebOptions,
     stop: asyncio.Event,
     *,
     on_listening: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
     """Serve until `stop`, then finish responses; `on_listening` gets addresses with real ports."""
-    systemd = options.settings.web_systemd_socket
-    sockets = from_systemd(os.environ) if systemd else listen(options.settings.web_listen_address)
+    settings = app[BACKEND].settings
+    systemd = settings.web_systemd_socket
+    sockets = from_systemd(os.environ) if systemd else listen(settings.web_listen_address)
     runner = _runner(app)
     watch = app.get(WEB_CONFIG)
 

@@ -14,13 +14,14 @@ from mps_exporter.findings.finding import Finding, shown_path
 from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.flags import PROGRAM
 from mps_exporter.humanize import UserNames, describe_incident
+from mps_exporter.metrics import Build
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 from mps_exporter.web.headline import headline, in_page_order
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_fields import View, finding_view, shown, view_of
 
 DAY_SECONDS = 86_400.0
+NO_BUILD = Build("", "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +216,12 @@ def to_json(view: View) -> str:
 
 def make_status(
     snapshot: Snapshot,
-    options: WebOptions,
     config_error: str | None = None,
     user_names: UserNames | None = None,
     history: History | None = None,
+    *,
+    host: str = "",
+    build: Build = NO_BUILD,
 ) -> View:
     """Return the view of a snapshot for people and programs."""
     name_of = user_names or UserNames(snapshot)
@@ -236,8 +239,8 @@ def make_status(
     status = View(
         api_version="1",
         taken_at=now,
-        host=options.host,
-        exporter=View(name=PROGRAM, version=options.version, revision=options.revision),
+        host=host,
+        exporter=View(name=PROGRAM, version=build.version, revision=build.revision),
         recording=info
         and view_of("recording", info, **asdict(info.header), recorded_from=info.header.started_at),
         driver_version=snapshot.driver_version,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -19,7 +18,6 @@ from mps_exporter import humanize
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings.finding import DOCS
 from mps_exporter.manual import name_of
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import Sample
 from mps_exporter.web.status_fields import View
 
@@ -51,56 +49,13 @@ _MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_
 """Kinds of incidents that mark the lanes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Clients of one server on one GPU that run the same program for the same user."""
-
-    key: str
-    daemon: View
-    server: View
-    user: str
-    program: str
-    clients: tuple[View, ...]
-    limit: str
-    memory: str
-    sm_ratios: tuple[float, float] | None  # Lowest and highest SM limit; None if one is unknown.
-    memory_ratio: float | None  # Memory of all clients as a fraction of the GPU's.
-    state: str  # Abnormal states of the clients.
-    alarm: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A rectangle of a lane, in thousandths of the lane's width."""
-
-    kind: str
-    x: float
-    width: float
-    title: str
-
-
-@dataclass(slots=True)
-class Lane:
-    """A user's line in "who held the GPU, who waited"."""
-
-    user: str
-    bars: list[Bar] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    ends_at: float = 0.0
-
-    @property
-    def summary(self) -> str:
-        """The durations of this user's spans, by kind, as text."""
-        parts = [
-            f"{words} {humanize.age(self.seconds[kind])}"
-            for kind, (words, _) in _SPANS.items()
-            if self.seconds.get(kind, 0.0) >= 0.5
-        ]
-        return " · ".join(parts)
-
-
-def render_page(status: View, options: WebOptions) -> str:
-    return _template().render(status=status, options=options).lstrip()
+def render_page(status: View, metrics_path: str = "/metrics") -> str:
+    return (
+        templates()
+        .get_template("status.html")
+        .render(status=status, metrics_path=metrics_path)
+        .lstrip()
+    )
 
 
 def age_of(moment: float, status: View) -> float:
@@ -115,7 +70,7 @@ def asset_address(name: str) -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
+def templates() -> jinja2.Environment:
     import jinja2  # late: it takes 3 MiB, and most exporters serve no page
 
     environment = jinja2.Environment(
@@ -141,7 +96,7 @@ def _template() -> jinja2.Template:
     environment.globals.update(
         DOCS=DOCS, NO_GPU=NO_GPU, policy=policy, client_states=_CLIENT_STATES
     )
-    return environment.get_template("status.html")
+    return environment
 
 
 # ---------------------------------------------------------------------- who held, who waited
@@ -156,28 +111,39 @@ def lane_window(status: View) -> float:
     )
 
 
-def lanes(status: View, daemon: View) -> list[Lane]:
-    """Return a lane for each user who held the GPU or waited, the latest change first."""
+def lanes(status: View, daemon: View) -> list[View]:
+    """Return a lane for each user who held the GPU or waited, the latest change first.
+
+    Its bars have x and width in thousandths of the lane's width.
+    """
     now, window = status.taken_at, lane_window(status)
     begin, scale = now - window, 1000 / window
-    found: dict[str, Lane] = {}
+    found: dict[str, View] = {}
     for span in daemon.timeline:
         start, end = max(span.start, begin), min(span.end, now)
         if end <= start:
             continue
-        lane = found.setdefault(span.user, Lane(span.user))
+        empty = View(user=span.user, bars=[], seconds=dict.fromkeys(_SPANS, 0.0), ends_at=0.0)
+        lane = found.setdefault(span.user, empty)
         seconds = age_of(span.start, status) - age_of(span.end, status)
         title = f"{span.user}: {_SPANS[span.kind][1]} for {humanize.age(seconds)}"
-        lane.bars.append(Bar(span.kind, (start - begin) * scale, (end - start) * scale, title))
-        shown = age_of(start, status) - age_of(end, status)
-        lane.seconds[span.kind] = lane.seconds.get(span.kind, 0.0) + shown
-        lane.ends_at = max(lane.ends_at, end)
+        x, width = (start - begin) * scale, (end - start) * scale
+        lane.bars.append(View(kind=span.kind, x=x, width=width, title=title))
+        lane.seconds[span.kind] += age_of(start, status) - age_of(end, status)
+        lane["ends_at"] = max(lane.ends_at, end)
     users = {span.uid: span.user for span in daemon.timeline}
     for one in status.incidents:
         if one.daemon == daemon.pipe_directory and one.at > begin and one.kind in _MARKED:
             hit = [found[user]] if (user := users.get(one.uid)) in found else found.values()
             for lane in hit:
-                lane.bars.append(Bar("mark", (one.at - begin) * scale, 4.0, one.text))
+                x = (one.at - begin) * scale
+                lane.bars.append(View(kind="mark", x=x, width=4.0, title=one.text))
+    for lane in found.values():
+        lane["summary"] = " · ".join(
+            f"{_SPANS[kind][0]} {humanize.age(seconds)}"
+            for kind, seconds in lane.seconds.items()
+            if seconds >= 0.5
+        )
     return sorted(found.values(), key=lambda lane: -lane.ends_at)
 
 
@@ -231,8 +197,11 @@ def contexts(server: View) -> str:
     return f"{used} of {limit} contexts{' on the fullest GPU' if len(counts) > 1 else ''}"
 
 
-def groups(status: View, gpu: View, of_daemon: View | None = None) -> list[Group]:
-    """Return the groups of clients on a GPU, or of a daemon's clients without a shown GPU."""
+def groups(status: View, gpu: View, of_daemon: View | None = None) -> list[View]:
+    """Return the groups of clients on a GPU, or of a daemon's clients without a shown GPU.
+
+    The clients of a group are of one server, and run the same program for the same user.
+    """
     found: dict[tuple[str, int, str, str | None], tuple[View, View, list[View]]] = {}
     shown = {one.uuid for one in status.gpus}
     for daemon in status.daemons:
@@ -249,19 +218,20 @@ def groups(status: View, gpu: View, of_daemon: View | None = None) -> list[Group
     return sorted(made, key=lambda group: (not group.alarm, -len(group.clients)))
 
 
-def _group(key: str, gpu: View, daemon: View, server: View, clients: Sequence[View]) -> Group:
+def _group(key: str, gpu: View, daemon: View, server: View, clients: Sequence[View]) -> View:
+    """Return a group: ratios are fractions of the GPU's SMs and memory, None if one is unknown."""
     total, count = gpu.memory_total_bytes, len(clients)
     ratios = [ratio for one in clients if (ratio := _sm_ratio(one, gpu)) is not None]
     used = [one.memory_used_bytes.get(gpu.uuid) for one in clients]
     sizes = [size for size in used if size is not None]
     odd = [_CLIENT_STATES[one.state] for one in clients if one.state in _CLIENT_STATES]
-    return Group(
+    return View(
         key=key,
         daemon=daemon,
         server=server,
         user=clients[0].user,
         program=clients[0].program or "unknown program",
-        clients=tuple(clients),
+        clients=clients,
         limit=_limit_text(ratios, gpu, clients),
         memory=_memory_text(sizes, count),
         sm_ratios=(min(ratios), max(ratios)) if len(ratios) == count else None,
@@ -305,36 +275,36 @@ def _memory_text(sizes: Sequence[int], count: int) -> str:
     return f"{low} each" if count > 1 else low
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """A quantity of a client, as text and as fractions of the GPU's total."""
+def _amount(
+    text: str, value: float = -1, used: float | None = None, limit: float | None = None
+) -> View:
+    """Return a quantity of a client: `value` sorts (-1: unknown), the rest is shown.
 
-    text: str
-    value: float  # Sort key; -1 if unknown.
-    used: float | None = None
-    limit: float | None = None
+    `used` and `limit` are fractions of the GPU's total.
+    """
+    return View(text=text, value=value, used=used, limit=limit)
 
 
-def sm_limit_of(client: View, gpu: View) -> Amount:
+def sm_limit_of(client: View, gpu: View) -> View:
     """Return the SM limit. The SMs that a client uses cannot be measured."""
     ratio = _sm_ratio(client, gpu)
     if ratio is None:
-        return Amount("not known", -1)
+        return _amount("not known")
     # "At most": a program may lower its limits at its start, which is not visible from outside.
     text = "no limit" if ratio >= 1 else _limit_text([ratio], gpu, [client])
-    return Amount(text, ratio, limit=ratio)
+    return _amount(text, ratio, limit=ratio)
 
 
-def memory_of(client: View, gpu: View) -> Amount:
+def memory_of(client: View, gpu: View) -> View:
     used = client.memory_used_bytes.get(gpu.uuid)
     limit, total = client.memory_limit_bytes.get(gpu.uuid), gpu.memory_total_bytes
     bound = limit / total if limit is not None and total else None
     if used is None:
         text = f"at most {humanize.memory(limit)}" if limit else "not known"
-        return Amount(text, -1, limit=bound)
+        return _amount(text, limit=bound)
     if limit:
         text = f"{humanize.memory(used)} of at most {humanize.memory(limit)}"
     else:
         no_limit = "limit not known" if client.limit_source == "unknown" else "no limit seen"
         text = f"{humanize.memory(used)}, {no_limit}"
-    return Amount(text, used, used / total if total else None, bound)
+    return _amount(text, used, used / total if total else None, bound)

@@ -15,7 +15,6 @@ from mps_exporter.flags import (
     parse_duration,
 )
 from mps_exporter.web.app import create_app
-from mps_exporter.web.options import WebOptions
 from tests.unit.web.fakes import FakeBackend
 
 
@@ -132,10 +131,7 @@ def test_an_invalid_option_is_refused_with_the_reason(
 
 
 def test_the_metrics_cannot_replace_another_page() -> None:
-    pages = {
-        resource.canonical
-        for resource in create_app(FakeBackend(), WebOptions()).router.resources()
-    }
+    pages = {resource.canonical for resource in create_app(FakeBackend()).router.resources()}
     for path in pages - {"/", "/metrics"}:
         with pytest.raises(InvalidSettingError, match="is taken"):
             parsed("--web.telemetry-path=" + re.sub(r"{\w+}", "x", path))

@@ -21,7 +21,6 @@ from mps_exporter.findings import ADVICE, findings, recent_incidents
 from mps_exporter.metrics import Build, render
 from mps_exporter.observations import DaemonFacts, GpuObservation, LogState
 from mps_exporter.snapshot import Client, Gpu, Incident, Server, Snapshot
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from testing.each import each
 from testing.finding_hosts import (
@@ -162,7 +161,7 @@ def test_every_output_has_one_severity_and_a_users_daemon_is_never_critical() ->
         gone = daemon(state="absent", pid=None, facts=replace(facts, limited=limited))
         died = replace(gone, incidents=(Incident(at=0.5, kind="daemon_died"),))
         snapshot = host(died)
-        page = make_status(snapshot, WebOptions())
+        page = make_status(snapshot)
         (family,) = (
             one for one in render(snapshot, Build("", "", "")) if one.spec.name == "mps_advice"
         )
@@ -199,7 +198,7 @@ def test_the_verdict_on_the_node_does_not_depend_on_a_users_daemon(state: Any) -
             assert status_of_check(beside, name) == status_of_check(alone, name)
         status = diagnosis_exit_status(Diagnosis(alone))
         assert diagnosis_exit_status(Diagnosis(beside)) == status
-        pages = [make_status(one, WebOptions()).headline for one in (alone, beside)]
+        pages = [make_status(one).headline for one in (alone, beside)]
         assert pages[0].text == pages[1].text
         found = [one for one in findings(beside) if one.limited]
         assert found or state is None

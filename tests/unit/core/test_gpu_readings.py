@@ -18,7 +18,6 @@ from mps_exporter.metrics.gpus import BY_QUANTITY, STATE, label_values
 from mps_exporter.observations import GpuObservation, Reading
 from mps_exporter.snapshot import Gpu, Snapshot
 from mps_exporter.web import status_page
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing.snapshots import NASTY
 
@@ -85,9 +84,9 @@ def test_no_reading_breaks_a_page(several: list[Reading]) -> None:
     encode(families, (), OPENMETRICS_1_0_0)
     found = {one.name for one in text_string_to_metric_families(text_page(several))}
     assert "mps_exporter_build" in {name.removesuffix("_info") for name in found}
-    status = make_status(seen, WebOptions())
+    status = make_status(seen)
     to_json(status)
-    status_page.render_page(status, WebOptions()).encode()
+    status_page.render_page(status).encode()
     "\n".join(doctor_report.diagnosis_lines(doctor_report.Diagnosis(seen))).encode()
     doctor_report.diagnosis_as_json(doctor_report.Diagnosis(seen)).encode()
 

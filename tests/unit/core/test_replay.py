@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.backend import CollectorBackend, advance
+from mps_exporter.backend import Backend, advance
 from mps_exporter.collector import Collector
 from mps_exporter.commands.serve import FIRST_CHAPTER, built_in_playlist
 from mps_exporter.flags import Settings
@@ -20,7 +20,6 @@ from mps_exporter.observations import DaemonFacts, ProcfsObservation
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, ReplayHost
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing.player import RECORDINGS
 from testing.waiting import until_awaited
@@ -46,7 +45,7 @@ def headline(*snapshots: Snapshot) -> str:
     names = UserNames()
     for snapshot in snapshots:
         names.update(snapshot)
-    return str(make_status(snapshots[-1], WebOptions(), None, names).headline.text)
+    return str(make_status(snapshots[-1], None, names).headline.text)
 
 
 def test_the_demo_has_the_chapters_that_are_documented(playlist: Playlist) -> None:
@@ -112,8 +111,8 @@ def test_only_names_of_users_and_programs_are_replaced(playlist: Playlist) -> No
 
 
 @asynccontextmanager
-async def played(playlist: Playlist, speed: float = 1.0) -> AsyncIterator[CollectorBackend]:
-    service = CollectorBackend(Settings(replay_speed=speed), playlist)
+async def played(playlist: Playlist, speed: float = 1.0) -> AsyncIterator[Backend]:
+    service = Backend(Settings(replay_speed=speed), playlist)
     assert service.player is not None
     (begin,) = (one.at_seconds for one in playlist.chapters if one.name == FIRST_CHAPTER)
     await service.player.start(begin)
@@ -139,7 +138,7 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def check_that_moments_are_the_viewers(snapshot: Snapshot) -> None:
-    status = make_status(snapshot, WebOptions())
+    status = make_status(snapshot)
     assert snapshot.recording is not None
     recorded = snapshot.recording.header.started_at
     document = json.loads(to_json(status))
@@ -193,7 +192,7 @@ async def test_only_what_happens_while_it_is_played_is_an_event(playlist: Playli
 
 async def test_a_recording_of_ones_own_has_no_chapters() -> None:
     recording = read_recording(RECORDINGS / "one-client.rec.gz")
-    service = CollectorBackend(Settings(), Playlist.of(recording))
+    service = Backend(Settings(), Playlist.of(recording))
     snapshot = await service.collect(None, None)
     await service.close()
     assert snapshot.recording is not None

@@ -15,7 +15,6 @@ from rich.console import Console
 from mps_exporter.cli import main
 from mps_exporter.commands.top import ORDERS, rows, screen
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS
@@ -24,7 +23,7 @@ TOP = (sys.executable, "-m", "mps_exporter", "top")
 
 
 def status_of(snapshot: Snapshot) -> dict[str, object]:
-    return {**json.loads(to_json(make_status(snapshot, WebOptions()))), "source": "this host"}
+    return {**json.loads(to_json(make_status(snapshot))), "source": "this host"}
 
 
 def shown(snapshot: Snapshot, order: str = "s") -> str:
@@ -71,9 +70,7 @@ def test_names_that_users_choose_are_text() -> None:
     assert "\x1b" not in shown(hosts.nasty())
 
 
-@pytest.mark.parametrize(
-    "exporter", [to_json(make_status(hosts.waiting(), WebOptions()))], indirect=True
-)
+@pytest.mark.parametrize("exporter", [to_json(make_status(hosts.waiting()))], indirect=True)
 def test_keys_change_the_order_and_end_it(exporter: str) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (30, 120))

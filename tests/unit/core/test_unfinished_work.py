@@ -22,7 +22,6 @@ from mps_exporter.observations import (
 )
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import read_recording
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from testing.each import each
 from testing.mps_logs import EIGHT, PIPE, read, sample, summary
@@ -113,7 +112,7 @@ def test_the_warning_comes_before_the_next_program_fails() -> None:
         "end took 195 ms. The next CUDA process on this server may fail with error 46 "
         "(cudaErrorDevicesUnavailable)."
     )
-    assert make_status(before, WebOptions()).headline.name == "possible_unfinished_work"
+    assert make_status(before).headline.name == "possible_unfinished_work"
     assert ("possible_unfinished_work", "warning", PIPE, "", "") in {
         labels for family in render(before, Build("1", "", "")) for labels, _ in family.samples
     }

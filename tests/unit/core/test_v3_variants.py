@@ -49,7 +49,6 @@ from mps_exporter.observations import (
 from mps_exporter.snapshot import NamespaceClient, Setting
 from mps_exporter.sources.recording import Recording, RecordingWriter
 from mps_exporter.web import status_page
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from testing import fake_mps_v3 as published
 from testing.player import Metrics, Player
@@ -180,9 +179,9 @@ def seen(metrics: Metrics) -> dict[str, Any]:
 
 def texts(metrics: Metrics) -> tuple[str, str]:
     """The doctor's and the page's."""
-    status = make_status(metrics.snapshot, WebOptions(host="node-9"))
+    status = make_status(metrics.snapshot, host="node-9")
     doctor = "\n".join(diagnosis_lines(Diagnosis(metrics.snapshot)))
-    return doctor, status_page.render_page(status, WebOptions())
+    return doctor, status_page.render_page(status)
 
 
 def with_reply(query: str, text: str) -> Metrics:

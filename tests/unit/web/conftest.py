@@ -5,9 +5,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from tests.unit.web.fakes import FakeBackend
-from tests.unit.web.serving import options_of
 
 Client = TestClient[web.Request, web.Application]
 MakeClient = Callable[..., Awaitable[Any]]
@@ -22,8 +22,9 @@ def backend() -> FakeBackend:
 async def make_client(backend: FakeBackend) -> AsyncIterator[MakeClient]:
     clients: list[Client] = []
 
-    async def make(**options: object) -> Client:
-        app = create_app(backend, options_of(**options))
+    async def make(**settings: Any) -> Client:
+        backend.settings = Settings(**settings)
+        app = create_app(backend)
         client: Client = TestClient(TestServer(app), auto_decompress=False)
         await client.start_server()
         clients.append(client)

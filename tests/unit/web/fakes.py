@@ -6,19 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
+from mps_exporter.backend import Backend
+from mps_exporter.flags import Settings
+from mps_exporter.metrics import Build
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.snapshot import COLLECTORS, Incident, Snapshot
+from mps_exporter.snapshot import Incident, Snapshot
+from mps_exporter.web.status_api import NO_BUILD
 
 ROOTS = DaemonFacts("/tmp/nvidia-mps", "/var/log/nvidia-mps", owner_uid=0)
 
 
 @dataclass
-class FakeBackend:
+class FakeBackend(Backend):
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(taken_at=1_000.0))
     earlier: Sequence[Snapshot] = ()
     """Collections that the history of the page remembers, oldest first."""
+    settings: Settings = field(default_factory=Settings)
+    host: str = "gpu-host"
+    build: Build = NO_BUILD
     ready: bool = True
-    enabled_collectors: tuple[str, ...] = COLLECTORS
     body: bytes = b"mps_control_up 1\n"
     seconds: float = 0.0
     gate: asyncio.Event | None = None  # While it is closed, no collection ends.
@@ -27,6 +33,7 @@ class FakeBackend:
     renderings: list[tuple[str, bool]] = field(default_factory=list)
     readers: list[Callable[[DaemonFacts, Incident], None]] = field(default_factory=list)
     recordings: dict[float, bytes] = field(default_factory=dict)
+    jumps: list[str] = field(default_factory=list)
 
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
@@ -49,6 +56,10 @@ class FakeBackend:
 
     async def recording(self, at: float | None) -> bytes | None:
         return self.recordings.get(max(self.recordings) if at is None else at)
+
+    async def jump(self, chapter: str) -> bool:
+        self.jumps.append(chapter)
+        return chapter == "wait"
 
     def subscribe(self, reader: Callable[[DaemonFacts, Incident], None]) -> None:
         self.readers.append(reader)

@@ -10,26 +10,18 @@ from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.events import EVENTS
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.server import serve_app
 from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.fakes import FakeBackend
-
-
-def options_of(**given: Any) -> WebOptions:
-    """Return options of a server; web_* are settings."""
-    settings = {name: given.pop(name) for name in list(given) if name.startswith("web_")}
-    return WebOptions(settings=Settings(**settings), **given)
 
 
 @asynccontextmanager
 async def served(
     backend: FakeBackend, **options: Any
 ) -> AsyncIterator[tuple[Sequence[str], asyncio.Event]]:
-    """Serve, with these options; names in capitals are limits."""
+    """Serve, with these settings; names in capitals are limits."""
     limits = {name: options.pop(name) for name in list(options) if name.isupper()}
-    defaults = {"web_listen_address": ("127.0.0.1:0",), "host": "gpu-host"}
-    settings = options_of(**defaults | options)
+    backend.settings = Settings(**{"web_listen_address": ("127.0.0.1:0",), **options})
     stop = asyncio.Event()
     shown: list[str] = []
     listening = asyncio.Event()
@@ -39,10 +31,10 @@ async def served(
         listening.set()
 
     with patch.dict(vars(policy), limits):
-        app = create_app(backend, settings)
+        app = create_app(backend)
         for snapshot in backend.earlier:
             app[EVENTS].note(snapshot)
-        task = asyncio.create_task(serve_app(app, settings, stop, on_listening=on_listening))
+        task = asyncio.create_task(serve_app(app, stop, on_listening=on_listening))
         started = asyncio.create_task(listening.wait())
         try:
             await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)

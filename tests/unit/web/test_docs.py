@@ -5,7 +5,6 @@ from typing import get_args
 from mps_exporter.findings.finding import Action
 from mps_exporter.snapshot import CONTROL_STATES, IncidentKind, TimelineKind
 from mps_exporter.web import status_fields
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import Sample, make_status
 from mps_exporter.web.webconfig.config import HEADERS, TLSConfig
 from testing import snapshots as hosts
@@ -16,7 +15,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 def test_every_field_of_the_api_is_documented() -> None:
     text = (DOCS / "api.md").read_text("utf-8")
     names = {one.name for kind in (Sample, Action) for one in fields(kind)}
-    status = make_status(hosts.healthy(), WebOptions())
+    status = make_status(hosts.healthy())
     names.update(status, status.totals, status.exporter)
     names.update(*(words.split() for words in status_fields.FIELDS.values()))
 

@@ -3,7 +3,6 @@ import re
 import pytest
 
 from mps_exporter import manual
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
@@ -30,6 +29,5 @@ async def test_nothing_else_is_served(make_client: MakeClient, name: str) -> Non
 
 
 def test_the_status_page_links_to_the_served_manual() -> None:
-    options = WebOptions()
-    page = render_page(make_status(hosts.waiting(), options), options)
+    page = render_page(make_status(hosts.waiting()))
     assert 'href="docs/MpsUidWaitLong"' in page

@@ -24,9 +24,7 @@ from tests.unit.web.serving import connected, served
     ],
 )
 def test_deadline_leaves_a_margin(header: str | None, expected: float | None) -> None:
-    assert collection_deadline(header, 0.5) == (
-        None if expected is None else pytest.approx(expected)
-    )
+    assert collection_deadline(header) == (None if expected is None else pytest.approx(expected))
 
 
 async def test_metrics_have_the_requested_format(

@@ -18,7 +18,6 @@ from mps_exporter.snapshot import (
     Wait,
 )
 from mps_exporter.web import status_page
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import History, make_status, to_json
 from mps_exporter.web.status_fields import View
 from testing import snapshots as hosts
@@ -29,11 +28,11 @@ NOW, UUID = hosts.NOW, hosts.UUID
 
 
 def status_of(snapshot: Snapshot, history: History | None = None) -> View:
-    return make_status(snapshot, WebOptions(host="node-7"), history=history)
+    return make_status(snapshot, host="node-7", history=history)
 
 
 def page_of(snapshot: Snapshot) -> str:
-    return status_page.render_page(status_of(snapshot), WebOptions())
+    return status_page.render_page(status_of(snapshot))
 
 
 def number(snapshot: Snapshot, label: str) -> tuple[str, str]:
@@ -182,7 +181,7 @@ def test_a_failed_source_shows_its_last_reading() -> None:
     failed = CollectorResult("nvml", success=False, duration_seconds=5.0, error="late")
     status = status_of(replace(at(40), collectors=(failed,)), history)
     assert (status.sources[0].read_at, status.sources[0].error) == (NOW, "late")
-    assert "failed, last read 40 s ago" in status_page.render_page(status, WebOptions())
+    assert "failed, last read 40 s ago" in status_page.render_page(status)
 
 
 def test_a_finding_without_a_time_is_dated_by_the_collections() -> None:
@@ -284,8 +283,8 @@ def evil_hosts() -> dict[str, Snapshot]:
 @pytest.mark.parametrize("place", evil_hosts())
 def test_markup_in_a_name_stays_text(place: str) -> None:
     snapshot = evil_hosts()[place]
-    status = make_status(snapshot, WebOptions(host=EVIL))
-    page = status_page.render_page(status, WebOptions())
+    status = make_status(snapshot, host=EVIL)
+    page = status_page.render_page(status)
     reader = PageReader(page)
 
     assert reader.tags.count("script") == 1
@@ -304,8 +303,8 @@ def test_markup_in_a_name_stays_text(place: str) -> None:
 async def test_the_title_is_the_host_not_the_host_header(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:
-    backend.snapshot = hosts.healthy()
-    client = await make_client(host="node-7")
+    backend.snapshot, backend.host = hosts.healthy(), "node-7"
+    client = await make_client()
     page = await (await client.get("/", headers={"Host": "evil.example"})).text()
 
     assert "<title>MPS on node-7</title>" in page

@@ -5,7 +5,6 @@ import pytest
 
 from mps_exporter.findings import ADVICE
 from mps_exporter.snapshot import CollectorName, CollectorResult, Incident, Snapshot
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from mps_exporter.web.status_fields import View
 from mps_exporter.web.status_page import render_page
@@ -17,7 +16,7 @@ NOW = hosts.NOW
 
 
 def status_of(snapshot: Snapshot) -> View:
-    return make_status(snapshot, WebOptions())
+    return make_status(snapshot)
 
 
 def headline(snapshot: Snapshot) -> tuple[str, str]:
@@ -101,7 +100,7 @@ def test_the_page_claims_no_absence_without_evidence() -> None:
         hosts.daemon(hosts.server(hidden), none, logs=()),
         hosts.daemon(pipe_directory="/tmp/other", servers_count=None),
     )
-    text = render_page(status_of(snapshot), WebOptions())
+    text = render_page(status_of(snapshot))
 
     claims = ("nobody", "no limit", "No events yet", "All is well", "0 clients", "No server runs")
     assert [claim for claim in claims if claim in text] == []
@@ -172,7 +171,7 @@ def test_every_incident_with_a_finding_is_shown() -> None:
     kinds = [name for name, one in ADVICE.items() if one.kind == "news"]
     happened = tuple(Incident(at=NOW - 1, kind=kind, uid=1) for kind in kinds)  # type: ignore[arg-type]
     status = status_of(hosts.snapshot(hosts.daemon(incidents=happened)))
-    text = PageReader(render_page(status, WebOptions())).text
+    text = PageReader(render_page(status)).text
 
     assert {one.name for one in status.findings} == set(kinds)
     assert all(one.remedy and one.remedy in text for one in status.findings)
@@ -274,6 +273,6 @@ async def test_the_recording_of_an_incident(make_client: MakeClient, backend: Fa
 def test_the_page_links_recordings_of_incidents_since_the_start() -> None:
     incidents = (Incident(NOW - 9, "fault"), Incident(NOW - 8, "fault", counted=False))
     host = hosts.snapshot(hosts.daemon(incidents=incidents))
-    page = render_page(status_of(host), WebOptions())
+    page = render_page(status_of(host))
     assert page.count("/recording") == 1
     assert f"api/v1/incidents/{incidents[0].id}/recording" in page

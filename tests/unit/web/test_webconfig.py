@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.web.guard import network_of
-from mps_exporter.web.webconfig import WebConfigError, WebConfigWatch
+from mps_exporter.web.webconfig import WebConfigWatch, load_web_config
 from mps_exporter.web.webconfig.auth import Passwords
-from mps_exporter.web.webconfig.config import TLS12_SUITES
-from mps_exporter.web.webconfig.reload import load_web_config
+from mps_exporter.web.webconfig.config import TLS12_SUITES, WebConfigError
 from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.webconfigs import MUTUAL, TLS, write_certificates
 

@@ -1,22 +1,20 @@
 """Checks that a request must pass before its handler: client certificate and password."""
 
 import asyncio
-import base64
-import binascii
 import hmac
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
-from aiohttp import web
+from aiohttp import BasicAuth, web
 
 from mps_exporter.limits_timeouts_intervals import WRONG_PASSWORD_SECONDS
 from mps_exporter.web import Handler, text_response
 from mps_exporter.web.guard import network_of
 
+from . import WebConfigWatch
 from .config import WebConfig
-from .reload import WebConfigWatch
 from .tls import alternative_names
 
 MAX_PASSWORD_BYTES = 72  # Bytes of a password that bcrypt reads. Go compares only these, too.
@@ -67,17 +65,12 @@ class Passwords:
 
 def credentials(request: web.Request) -> tuple[str, bytes, str] | None:
     """Return user, password (Authorization header) and address; None if missing or invalid."""
-    # A single blank separates scheme and credentials, as in Go.
-    scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return None
     try:
-        decoded = base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
+        given = BasicAuth.decode(request.headers.get("Authorization", ""), "latin-1")
+    except ValueError:
         return None
-    user, colon, password = decoded.partition(b":")
-    name = user.decode("utf-8", "surrogateescape")
-    return (name, password, request.remote or "") if colon else None
+    user = given.login.encode("latin-1").decode("utf-8", "surrogateescape")
+    return user, given.password.encode("latin-1"), request.remote or ""
 
 
 def _has_allowed_name(request: web.Request, config: WebConfig) -> bool:
