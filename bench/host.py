@@ -1,8 +1,7 @@
 """A full host for measuring: many GPUs and clients, read by the exporter's real sources.
 
 Synthetic are: NVML's values (recorded on an H200, see testing/fake_nvml.py), the files of /proc,
-and the control tool: a shell script that prints recorded replies, and takes one or two
-milliseconds, like the real tool.
+and the control tool (testing/fake_mps_control.py).
 """
 
 import json
@@ -21,7 +20,8 @@ from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.accumulators import GPM_ALL
 from mps_exporter.sources.nvml.pynvml_api import Listed
-from testing import fake_mps_control
+from testing.fake_host import install_tool, set_daemon
+from testing.fake_mps_control import stamp
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.fake_proc import BOOT_TIME, FakeProc
 
@@ -32,14 +32,6 @@ OTHER_PROCESSES = 400  # Number of processes without a relation to MPS.
 
 USERS = (1001, 1002, 1003)
 CLIENT_BYTES = 1 << 30
-
-TOOL = """#!/bin/sh
-while IFS= read -r command; do
-    while IFS= read -r line; do
-        printf '%s\\n' "$line"
-    done < "$CUDA_MPS_PIPE_DIRECTORY/replies/$command"
-done
-"""
 
 
 def uuid_of(gpu: int) -> str:
@@ -117,7 +109,7 @@ class Daemon:
     def log(self, name: str, *lines: str) -> None:
         """Write these lines now."""
         writer = ("Control", self.pid) if name == "control" else ("Server", self.server)
-        prefix = fake_mps_control.stamp(*writer)
+        prefix = stamp(*writer)
         file = self.files.get(name)
         if file is None:
             file = self.files[name] = (self.logs / f"{name}.log").open("a")
@@ -145,9 +137,7 @@ class FullHost:
     ) -> None:
         self.folder = folder
         self.proc = FakeProc(folder / "proc")
-        self.tool = folder / fake_mps_control.NAME
-        self.tool.write_text(TOOL)
-        self.tool.chmod(0o755)
+        self.tool = install_tool(folder)
         self._pids = count(100_000)
         self._started = time.time() - BOOT_TIME - 100
         self.nvml = TickingNvml(*busy_gpus(gpus))
@@ -158,7 +148,6 @@ class FullHost:
             for number in range(daemons)
         ]
         for daemon in self.daemons:
-            (daemon.pipe / "replies").mkdir(parents=True)
             daemon.logs.mkdir()
             # No control_lock: none of these processes exists, so none can hold it.
             self.start(daemon)
@@ -227,9 +216,7 @@ class FullHost:
         """Start the daemon of a Slurm job, in its own directories."""
         cgroup = f"0::/system.slice/slurmstepd.scope/job_{number}/step_0/user/task_0\n"
         daemon = Daemon(number, self.folder, (), cgroup=cgroup)
-        daemon.pipe.mkdir()
         daemon.logs.mkdir()
-        (daemon.pipe / "replies").mkdir()
         self.start(daemon)
         self.jobs.append(daemon)
         self._replies(daemon)
@@ -384,50 +371,22 @@ class FullHost:
         draft.replace(self.folder / name)
 
     def _replies(self, daemon: Daemon) -> None:
-        state = {
-            "devices": [
-                {"ordinal": n, "pci": f"0000:{gpu:02x}.00.0", "uuid": uuid_of(gpu), "name": "H200"}
-                for n, gpu in enumerate(daemon.gpus)
-            ],
-            "servers": [
-                {
-                    "pid": daemon.server,
-                    "clients": [
-                        {"pid": pid, "contexts": {str(daemon.gpus.index(one.gpu)): [1]}}
-                        for pid, one in daemon.clients.items()
-                    ],
-                }
-            ],
-        }
-        pid = daemon.server
-        commands = [
-            "get_server_list",
-            "get_default_active_thread_percentage",
-            "get_default_client_priority",
-            f"get_server_status {pid}",
-            f"get_active_thread_percentage {pid}",
-            f"get_client_list {pid}",
-            f"get_device_client_list {pid}",
-            f"device_query {pid} --csv",
+        clients = [
+            {"pid": pid, "contexts": {str(daemon.gpus.index(one.gpu)): [1]}}
+            for pid, one in daemon.clients.items()
         ]
-        for ordinal in range(len(daemon.gpus)):
-            commands.append(f"get_device_pinned_mem_limit {pid} {ordinal}")
-            commands.append(f"get_default_device_pinned_mem_limit {ordinal}")
-        for command in commands:
-            records = fake_mps_control.reply(state, command)
-            draft = daemon.pipe / "draft"
-            draft.write_text("".join(f"{record}\n" for record in records))
-            draft.replace(daemon.pipe / "replies" / command)
+        devices = [
+            {"ordinal": n, "pci": f"0000:{gpu:02x}.00.0", "uuid": uuid_of(gpu), "name": "H200"}
+            for n, gpu in enumerate(daemon.gpus)
+        ]
+        servers = [{"pid": daemon.server, "clients": clients}]
+        set_daemon(daemon.pipe, devices=devices, servers=servers)
 
     # -- the exporter on it
 
     @property
     def flags(self) -> list[str]:
-        return [
-            f"--path.procfs={self.proc.root}",
-            f"--mps.control-binary={self.tool}",
-            "--mps.min-query-interval=0s",
-        ]
+        return [f"--path.procfs={self.proc.root}", f"--mps.control-binary={self.tool}"]
 
     @property
     def settings(self) -> Settings:
