@@ -17,8 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.host import FullHost
-from bench.http import measure
-from bench.program import running
+from bench.http import measure, running
 
 CPU_MS, MEGABYTES, IDLE_PERCENT, START_SECONDS = 45.0, 75.0, 1.0, 1.0
 """Limits: CPU of a scrape without queries, memory, CPU without scrapes, start."""

@@ -20,8 +20,7 @@ from pathlib import Path
 from statistics import mean
 
 from bench.host import Daemon, FullHost
-from bench.http import Program
-from bench.program import running
+from bench.http import Program, running
 from mps_exporter.limits_timeouts_intervals import SHOWN_AFTER_QUIT_SECONDS
 from testing.page import Page
 
