@@ -16,7 +16,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.hardware.faults import wait_for
 from tests.hardware.lab import Actors, Client, build, exporter, get, machine, serving
 
 PORT = 9485
@@ -160,9 +159,9 @@ def act_end(
         work = str(milliseconds), str(60_000 // milliseconds), "pause", "60"
         words = [str(programs["leave"]), leaver.mode, *work]
         ending = one.client("", 0, command=words, gpus=leaver.gpus)
-        wait_for(ending, "init")  # CUDA queues about a thousand kernels at a time
+        ending.wait_for("init")  # CUDA queues about a thousand kernels at a time
         for client, _ in clients.values():
-            wait_for(client, "ready")
+            client.wait_for("ready")
         get(PORT, "/metrics")
         foreseen = predicted(ending.pid)
         early = [pid for pid, (client, _) in clients.items() if client.has_printed('"error"')]

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.hardware.faults import wait_for
 from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, build, inner_pid, run
 from tests.hardware.scenarios import scenario, served
 
@@ -26,7 +25,7 @@ async def _busy_neighbours_lost(
     neighbours = [lab.client("spin", 12, uid=uid) for _ in range(3)]
     await lab.ready(*neighbours)
     leaver = lab.client("", 0, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
-    await asyncio.to_thread(wait_for, leaver, "queued")
+    await asyncio.to_thread(leaver.wait_for, "queued")
     await asyncio.sleep(0.4)
     await end(lab, daemon, leaver)
     await lab.run(1.5)

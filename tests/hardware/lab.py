@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mps_exporter
 from mps_exporter.collector import Collector
@@ -35,6 +35,7 @@ from testing.commands import output_of
 from testing.player import Metrics
 
 HERE = Path(__file__).parent
+T = TypeVar("T")
 Wanted = float | tuple[float, float] | None  # A value, a range, or absence.
 CONTROL = "nvidia-cuda-mps-control"
 
@@ -71,6 +72,14 @@ async def run(
     )
 
 
+def wait(condition: Callable[[], T], seconds: float) -> T:
+    """Return what a condition returns, once that is true, or after this time."""
+    end = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.002)
+    return found
+
+
 def exporter(*arguments: str, uid: int | None = None) -> list[str]:
     return [*as_user(uid), sys.executable, "-m", "mps_exporter", *arguments]
 
@@ -82,6 +91,12 @@ def get(port: int, path: str) -> str:
     return text
 
 
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(get(port, "/metrics"))
+    return False
+
+
 @contextlib.contextmanager
 def serving(
     port: int, *flags: str, before: Sequence[str] = ()
@@ -90,12 +105,7 @@ def serving(
     listen = f"--web.listen-address=127.0.0.1:{port}"
     process = subprocess.Popen([*before, *exporter(listen, *flags)])
     try:
-        end = time.monotonic() + 15
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                get(port, "/metrics")
-                break
-            time.sleep(0.05)
+        wait(lambda: _answers(port), 15)
         yield process
     finally:
         process.terminate()
@@ -104,12 +114,7 @@ def serving(
 
 def inner_pid(outer: int) -> int:
     """Return the only child of a process, once it exists."""
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        if children := _children(outer):
-            return children[0]
-        time.sleep(0.02)
-    raise TimeoutError(f"process {outer} has no child")
+    return wait(lambda: _children(outer), 5)[0]
 
 
 @dataclass
@@ -132,6 +137,10 @@ class Client:
 
     def has_printed(self, word: str) -> bool:
         return word in self.output.read_text(errors="replace")
+
+    def wait_for(self, word: str) -> None:
+        """Wait until it has printed this word, or exited."""
+        wait(lambda: self.has_printed(word) or self.process.poll() is not None, 60)
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -187,14 +196,12 @@ class Daemon:
         """Stop it cleanly, and wait until it has exited."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.tool("quit", seconds)
-        for _ in range(100):
-            if not _runs(self.pid):
-                return
-            time.sleep(0.05)
-        servers = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        if wait(lambda: not _runs(self.pid), 5):
+            return
+        servers = self.servers()
         self.kill()
-        for server in servers.split():  # a deaf server remains, with its GPU memory
-            send(int(server), signal.SIGKILL)
+        for server in servers:  # a deaf server remains, with its GPU memory
+            send(server, signal.SIGKILL)
 
     def kill(self) -> None:
         send(self.pid, signal.SIGKILL)
@@ -251,11 +258,8 @@ class Actors:
             command, env=daemon.environment, check=True, timeout=30, stdout=subprocess.DEVNULL
         )
         pid_file = daemon.pipe / f"{CONTROL}.pid"
-        for _ in range(100):
-            if pid_file.exists() and pid_file.read_text().strip():
-                break
-            time.sleep(0.02)
-        daemon.pid = int(pid_file.read_text())
+        wait(lambda: pid_file.exists() and pid_file.read_text().strip(), 2)
+        daemon.find()
         self.daemons = [one for one in self.daemons if one.pipe != daemon.pipe] + [daemon]
         return daemon
 
@@ -422,9 +426,9 @@ class Lab(Actors):
 
         "" if the client hangs or crashed.
         """
-        end = time.monotonic() + seconds
-        while client.process.poll() is None and not client.events() and time.monotonic() < end:
-            await asyncio.sleep(0.05)
+        await asyncio.to_thread(
+            wait, lambda: client.process.poll() is not None or client.events(), seconds
+        )
         said = (client.events() or [{}])[0]
         return f"{said.get('event', '')} {said.get('code', '')}".strip()
 
