@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.hardware.lab import Actors, Client, build, exporter, get, serving
+from tests.hardware.lab import Actors, Client, exporter, get, serving
 
 PORTS = {"kernel log": 9481, "no kernel log": 9482}
 WORK = ("device", "100", "60")  # 60 kernels of 0.1 s that write device memory.
@@ -242,10 +242,8 @@ def scrape() -> None:
         time.sleep(1.0)
 
 
-def act_out(name: str, act: Act, program: Path, folder: Path) -> dict[str, Any]:
-    folder.mkdir()
-    folder.chmod(0o755)
-    one = Round(folder, program)
+def act_out(name: str, act: Act, folder: Path) -> dict[str, Any]:
+    one = Round(folder)
     daemon = one.daemon()
     began = time.time()
     try:
@@ -294,7 +292,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="faults-") as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
-        program = build(folder, "leave")
         try:
             prepare_memory_group()
         except OSError as error:
@@ -314,7 +311,7 @@ def main() -> int:
                 print(f"no time for {words}", flush=True)
             elif re.search(arguments.only, words):
                 try:
-                    results.append(act_out(words, act, program, folder / f"r{number}"))
+                    results.append(act_out(words, act, folder / f"r{number}"))
                 except Exception as error:  # noqa: BLE001 - the other rounds are still worth having
                     print(f"{words}: {error!r}", flush=True)
     (arguments.out / "faults.json").write_text(json.dumps(results) + "\n")

@@ -1,19 +1,17 @@
-"""Compare readings of a GPU with nvidia-smi's: python3 -m tests.hardware.gpu_readings --out DIR.
+"""Compare readings of a GPU with nvidia-smi's: python3 -m tests.hardware.gpu_readings.
 
 The first GPU is idle, then under a load of known size, then has an Xid 31; no other program should
-use it. The load is compiled in DIR.
+use it.
 """
 
-import argparse
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from mps_exporter.sources.nvml import NvmlSession
 from testing.commands import output_of
 from testing.nvml_host import values
-from tests.hardware.lab import build
+from tests.hardware.lab import program
 
 FAILURES: list[str] = []
 
@@ -136,15 +134,11 @@ def fault(load: str, source: NvmlSession) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("gpu-readings"))
-    out: Path = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
     source = NvmlSession()
     idle = compare("idle", source)
     check("idle: no utilization", idle["gpu_utilization"] < 0.02, idle["gpu_utilization"])
     major, minor = source.observe().gpus[0].compute_capability or (9, 0)
-    load = str(build(out, "gpu_load", f"sm_{major}{minor}"))
+    load = program("gpu_load", f"sm_{major}{minor}")
     pulses(load, source)
     fault(load, source)
     source.close()

@@ -5,9 +5,8 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
-from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, build, inner_pid, run
+from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, inner_pid, program, run
 from tests.hardware.scenarios import scenario, served
 
 SCRIPTS = HERE.parents[1] / "deploy" / "jobs"
@@ -19,12 +18,12 @@ End = Callable[[Lab, Daemon, Client], Awaitable[None]]
 
 
 async def _busy_neighbours_lost(
-    lab: Lab, daemon: Daemon, leave: Path, end: End, *, uid: int = 0, before: tuple[str, ...] = ()
+    lab: Lab, daemon: Daemon, end: End, *, uid: int = 0, before: tuple[str, ...] = ()
 ) -> int:
     """End a client with work in flight next to three busy clients; return how many died."""
     neighbours = [lab.client("spin", 12, uid=uid) for _ in range(3)]
     await lab.ready(*neighbours)
-    leaver = lab.client("", 0, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
+    leaver = lab.client("", 0, uid=uid, command=[*before, program("leave"), *IN_FLIGHT])
     await asyncio.to_thread(leaver.wait_for, "queued")
     await asyncio.sleep(0.4)
     await end(lab, daemon, leaver)
@@ -90,7 +89,7 @@ async def _by_sigkill(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 
 @scenario("jobs with work in flight are ended through the shipped scripts: no neighbour is lost")
 async def ending_jobs(lab: Lab) -> None:
-    leave = await asyncio.to_thread(build, lab.folder, "leave")
+    await asyncio.to_thread(program, "leave")
     daemon = lab.daemon()
     await lab.until("mps_control_up", 1)
     ways: dict[str, tuple[End, tuple[str, ...]]] = {
@@ -105,16 +104,16 @@ async def ending_jobs(lab: Lab) -> None:
         ),
     }
     for words, (end, before) in ways.items():
-        lost = await _busy_neighbours_lost(lab, daemon, leave, end, before=before)
+        lost = await _busy_neighbours_lost(lab, daemon, end, before=before)
         lab.equal(f"busy neighbours lost: {words}", lost, 0)
     await lab.look()
     lab.check("mps_client_losses_total", len(ways), cause="terminated")
     lab.check("mps_server_faults_total", 0)
     # Not known before: may a user terminate clients of their own on root's daemon?
-    lost = await _busy_neighbours_lost(lab, daemon, leave, _as_its_user, uid=1001)
+    lost = await _busy_neighbours_lost(lab, daemon, _as_its_user, uid=1001)
     lab.facts["busy neighbours lost: the script as an ordinary user"] = lost
     # That the scripts are what saves them: the same without.
-    lost = await _busy_neighbours_lost(lab, daemon, leave, _by_sigkill)
+    lost = await _busy_neighbours_lost(lab, daemon, _by_sigkill)
     lab.note("busy neighbours lost: SIGKILL alone", ok=lost > 0, wanted="> 0", got=lost)
     await lab.quit(daemon)
 

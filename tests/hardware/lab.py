@@ -8,7 +8,9 @@ The lab changes no setting of the GPU and ends every process that it started.
 """
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -16,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -40,14 +43,16 @@ Wanted = float | tuple[float, float] | None  # A value, a range, or absence.
 CONTROL = "nvidia-cuda-mps-control"
 
 
-def build(folder: Path, name: str, architecture: str = "sm_90") -> Path:
-    """Compile a CUDA program, which every user may run."""
-    binary = folder / name
-    source = str(HERE / f"{name}.cu")
+@functools.cache
+def program(name: str, architecture: str = "sm_90") -> str:
+    """Compile a CUDA program, which every user may run, and which goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="lab-build-"))
+    atexit.register(shutil.rmtree, folder)
+    binary, source = str(folder / name), str(HERE / f"{name}.cu")
     flags = ("-O2", f"-arch={architecture}", "-lcuda")
-    subprocess.run(["nvcc", *flags, "-o", str(binary), source], check=True)
-    binary.chmod(0o755)
-    folder.chmod(0o755)
+    subprocess.run(["nvcc", *flags, "-o", binary, source], check=True)
+    for path in (folder, folder / name):
+        path.chmod(0o755)
     return binary
 
 
@@ -230,10 +235,13 @@ class Actors:
     """Daemons and clients, with what they write in a folder."""
 
     folder: Path
-    client_binary: Path
     daemons: list[Daemon] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     others: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir()
+        self.folder.chmod(0o755)
 
     def directories(self, name: str, **environment: str) -> Daemon:
         """Make the directories of a daemon that is not started yet."""
@@ -298,7 +306,7 @@ class Actors:
         }
         output = self.folder / f"client-{len(self.clients)}.out"
         load = (mode, seconds, mebibytes, blocks, streams)
-        words = command or [str(self.client_binary), *map(str, load)]
+        words = command or [program("client"), *map(str, load)]
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [*before, *as_user(uid), *words],
@@ -313,8 +321,8 @@ class Actors:
         return client
 
     def leaver(self, *arguments: str, **settings: Any) -> Client:
-        """Start leave.cu, of which client_binary is the program, as a client."""
-        return self.client("", 0, command=[str(self.client_binary), *arguments], **settings)
+        """Start leave.cu as a client."""
+        return self.client("", 0, command=[program("leave"), *arguments], **settings)
 
     def python(self, script: str, *arguments: object, **settings: Any) -> Client:
         """Start a Python program of this folder as a client."""
@@ -543,14 +551,10 @@ def machine() -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def lab(
-    scenario: str, words: str, client_binary: Path, out: Path, **overrides: object
-) -> AsyncIterator[Lab]:
+async def lab(scenario: str, words: str, out: Path, **overrides: object) -> AsyncIterator[Lab]:
     """A lab for one scenario; writes SCENARIO.rec.gz and SCENARIO.json at its end."""
     folder = Path(f"/tmp/lab-{scenario}")
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    folder.chmod(0o755)
     values: dict[str, object] = {"mps_min_query_interval": 1.0, **overrides}
     settings = Settings(**values)  # type: ignore[arg-type]
     where, driver = machine()
@@ -567,7 +571,7 @@ async def lab(
     host = LiveHost(settings)
     collector = Collector(host, settings, on_observation=writer.add)
     follower = asyncio.create_task(collector.run_between_collections())
-    one = Lab(folder, client_binary, scenario=scenario, out=out, collector=collector)
+    one = Lab(folder, scenario=scenario, out=out, collector=collector)
     print(f"== {scenario}: {words}", flush=True)
     began = time.monotonic()
     try:
