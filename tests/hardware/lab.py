@@ -123,46 +123,6 @@ def inner_pid(outer: int) -> int:
 
 
 @dataclass
-class Client:
-    process: subprocess.Popen[bytes]
-    output: Path
-    uid: int
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def events(self) -> list[dict[str, object]]:
-        lines = self.output.read_text(errors="replace").splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-
-    def event(self, name: str) -> dict[str, object] | None:
-        """Return the first event of this name, if it has been printed."""
-        return next((event for event in self.events() if event["event"] == name), None)
-
-    def has_printed(self, word: str) -> bool:
-        return word in self.output.read_text(errors="replace")
-
-    def wait_for(self, word: str) -> None:
-        """Wait until it has printed this word, or exited."""
-        wait(lambda: self.has_printed(word) or self.process.poll() is not None, 60)
-
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(how)
-
-
-def end_all(clients: Sequence[Client]) -> None:
-    """Kill these clients, also those that are stopped, and wait until they have exited."""
-    for client in clients:
-        client.kill(signal.SIGCONT)
-        client.kill()
-    for client in clients:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            client.process.wait(10)
-
-
-@dataclass
 class Daemon:
     """A control daemon with directories of its own."""
 
@@ -220,6 +180,50 @@ def daemon_at(pipe: Path, log: Path, **environment: str) -> Daemon:
     """Return a daemon with these directories that is not started yet."""
     directories = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
     return Daemon(pipe, log, {"PATH": os.environ["PATH"], **directories, **environment})
+
+
+@dataclass
+class Client:
+    process: subprocess.Popen[bytes]
+    output: Path
+    uid: int
+    daemon: Daemon | None  # None: the youngest when it was started.
+    before: tuple[str, ...]  # The command that started it.
+    environment: Mapping[str, str]  # What was set for it alone.
+    inner: int = 0  # PID of what that command started, if it stays itself.
+
+    @property
+    def pid(self) -> int:
+        return self.inner or self.process.pid
+
+    def events(self) -> list[dict[str, object]]:
+        lines = self.output.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def event(self, name: str) -> dict[str, object] | None:
+        """Return the first event of this name, if it has been printed."""
+        return next((event for event in self.events() if event["event"] == name), None)
+
+    def has_printed(self, word: str) -> bool:
+        return word in self.output.read_text(errors="replace")
+
+    def wait_for(self, word: str) -> None:
+        """Wait until it has printed this word, or exited."""
+        wait(lambda: self.has_printed(word) or self.process.poll() is not None, 60)
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(how)
+
+
+def end_all(clients: Sequence[Client]) -> None:
+    """Kill these clients, also those that are stopped, and wait until they have exited."""
+    for client in clients:
+        client.kill(signal.SIGCONT)
+        client.kill()
+    for client in clients:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            client.process.wait(10)
 
 
 @dataclass
@@ -316,7 +320,7 @@ class Actors:
                 cwd="/",
                 start_new_session=True,
             )
-        client = Client(process, output, uid)
+        client = Client(process, output, uid, daemon, tuple(before), more or {})
         self.clients.append(client)
         return client
 
