@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from mps_exporter.cli import parse_words
 from mps_exporter.flags import Settings, load
@@ -167,31 +167,22 @@ class FullHost:
 
     # -- events on the host
 
+    def _run(self, daemon: Daemon, *argv: str, **more: Any) -> int:
+        """Start a process with a daemon's environment and control group; return its PID."""
+        pid = next(self._pids)
+        about = {"environ": daemon.environment, "cgroup": daemon.cgroup, "started": self._started}
+        self.proc.add(pid, argv=argv, **about, **more)
+        return pid
+
     def start(self, daemon: Daemon) -> None:
-        daemon.pid = next(self._pids)
-        argv = ["/usr/bin/nvidia-cuda-mps-control", "-d"]
-        self.proc.add(
-            daemon.pid,
-            argv=argv,
-            environ=daemon.environment,
-            started=self._started,
-            cgroup=daemon.cgroup,
-        )
+        daemon.pid = self._run(daemon, "/usr/bin/nvidia-cuda-mps-control", "-d")
         daemon.log("control", f"Starting control daemon using socket {daemon.pipe}/control")
         daemon.caused["mps_control_starts_total", ""] += 1
         self._start_server(daemon)
 
     def _start_server(self, daemon: Daemon) -> None:
-        daemon.server = next(self._pids)
-        self.proc.add(
-            daemon.server,
-            argv=["nvidia-cuda-mps-server"],
-            environ=daemon.environment,
-            parent=daemon.pid,
-            uid=daemon.user,
-            started=self._started,
-            cgroup=daemon.cgroup,
-        )
+        program = "nvidia-cuda-mps-server"
+        daemon.server = self._run(daemon, program, parent=daemon.pid, uid=daemon.user)
         daemon.log(
             "control",
             f"Starting new server {daemon.server} for user {daemon.user}",
