@@ -293,7 +293,8 @@ def graph(
 
 def events(title: str, description: str, *queries: Query, **more: object) -> Panel:
     """Draw bars of whole events: each bar covers the time since the bar before it."""
-    kept: style.Json = {"decimals": 0, "min_step": "1m", "height": 6, "legend": "list", **more}
+    kept: style.Json = {"decimals": 0, "min_step": "1m", "height": 6, "legend": "list"}
+    kept |= {"none": "None is known in this time range.", **more}
     # Without the zeros, the legend contains only series with events.
     shown = (replace(query, expr=f"{query.expr} > 0") for query in queries)
     # More bars are thinner than can be seen.
@@ -474,7 +475,7 @@ def table(
     found: str = "",
     two_lines: bool = False,
     width: int = 24,
-    height: int = 8,
+    height: int = 7,
 ) -> Panel:
     """Show rows of labels and numbers, as of now. Queries with the same labels share their rows.
 

@@ -173,7 +173,6 @@ ALERTS = table(
     none="No alert is firing.",
     found=f"{_FIRING} or absent({_RULES})",
     width=15,
-    height=7,
     two_lines=True,
 )
 
@@ -277,6 +276,7 @@ WAITS = (
         sort="Waits",
         none="No wait is known.",
         found="mps_uid_waiting_clients > 0",
+        height=8,
     ),
 )
 
