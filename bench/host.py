@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 from mps_exporter.cli import parse_words
 from mps_exporter.flags import Settings, load
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.accumulators import GPM_ALL
-from mps_exporter.sources.nvml.pynvml_api import Listed
+from mps_exporter.sources.nvml.pynvml_api import Device, Listed, ProcessKind
 from testing.fake_host import install_tool, set_daemon
 from testing.fake_mps_control import stamp
 from testing.fake_nvml import FakeDevice, FakeNvml
@@ -46,8 +46,20 @@ def busy_gpus(number: int) -> list[FakeDevice]:
     ]
 
 
-class TickingNvml(FakeNvml):
-    """The stand-in for NVML, in real time."""
+class StagedNvml(FakeNvml):
+    """The stand-in for NVML, in real time; what uses the GPUs is read from a host's files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: dict[str, tuple[int, Any]] = {}
+        super().__init__(*busy_gpus(len(self._read("nvml.json"))))
+
+    def _read(self, name: str) -> Any:
+        path = self._folder / name
+        stamp = path.stat().st_mtime_ns
+        if self._seen.get(name, (0, None))[0] != stamp:
+            self._seen[name] = stamp, json.loads(path.read_text())
+        return self._seen[name][1]
 
     @property
     def now(self) -> float:
@@ -60,6 +72,18 @@ class TickingNvml(FakeNvml):
     def wait_xid(self, events: object, timeout_milliseconds: int) -> None:
         assert events is not None
         time.sleep(timeout_milliseconds / 1000)
+
+    def processes(self, device: Device, kind: ProcessKind) -> Listed:
+        self.fail("", self._read("failing.json"))
+        super().processes(device, kind)
+        number = self.gpus.index(cast("FakeDevice", device))
+        rows = self._read("nvml.json")[number][kind]
+        return {int(pid): used for pid, used in rows.items()}
+
+    def text(self, function: str, *arguments: object) -> str:
+        """Read a text: the driver's version is queried even when nothing else works."""
+        self.fail("", self._read("failing.json"))
+        return super().text(function, *arguments)
 
 
 @dataclass
@@ -140,7 +164,8 @@ class FullHost:
         self.tool = install_tool(folder)
         self._pids = count(100_000)
         self._started = time.time() - BOOT_TIME - 100
-        self.nvml = TickingNvml(*busy_gpus(gpus))
+        self.failing = False
+        self.fail(None)
         share = gpus // daemons
         self.jobs: list[Daemon] = []
         self.daemons = [
@@ -170,7 +195,11 @@ class FullHost:
     def _run(self, daemon: Daemon, *argv: str, **more: Any) -> int:
         """Start a process with a daemon's environment and control group; return its PID."""
         pid = next(self._pids)
-        about = {"environ": daemon.environment, "cgroup": daemon.cgroup, "started": self._started}
+        about: dict[str, Any] = {
+            "environ": daemon.environment,
+            "cgroup": daemon.cgroup,
+            "started": self._started,
+        }
         self.proc.add(pid, argv=argv, **about, **more)
         return pid
 
@@ -339,21 +368,19 @@ class FullHost:
 
     def tell(self) -> None:
         """Update the values of NVML and the replies of the control tool."""
+        gpus = []
         for daemon in self.daemons:
             for gpu in daemon.gpus:
                 used = [pid for pid, one in daemon.clients.items() if one.gpu == gpu]
-                clients: Listed = dict.fromkeys(used, CLIENT_BYTES)
-                self.nvml.gpus[gpu].processes = {
-                    "Compute": {**clients, daemon.server: 70 << 20},
-                    "MPSCompute": clients,
-                    "Graphics": {},
-                }
+                clients = dict.fromkeys(used, CLIENT_BYTES)
+                compute = {**clients, daemon.server: 70 << 20}
+                gpus.append({"Compute": compute, "MPSCompute": clients, "Graphics": {}})
             self._replies(daemon)
-        self._write("nvml.json", json.dumps([gpu.processes for gpu in self.nvml.gpus]))
+        self._write("nvml.json", json.dumps(gpus))
 
     def fail(self, code: int | None) -> None:
         """Make every call of NVML fail with this code; None ends the failure."""
-        self.nvml.fail("", code)
+        self.failing = code is not None
         self._write("failing.json", json.dumps(code))
 
     def _write(self, name: str, text: str) -> None:
@@ -386,5 +413,5 @@ class FullHost:
     def live(self, settings: Settings | None = None) -> LiveHost:
         """Return the exporter's sources for this host."""
         host = LiveHost(settings or self.settings)
-        host._nvml = NvmlSession(api=self.nvml)  # noqa: SLF001 - there is no NVML to load here
+        host._nvml = NvmlSession(api=StagedNvml(self.folder))  # noqa: SLF001 - there is no NVML to load here
         return host

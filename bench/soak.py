@@ -144,7 +144,7 @@ class Chaos:
             if chance.random() < odds:
                 self.happened[name] = self.happened.get(name, 0) + 1
                 happen()
-        if self.full.nvml.failing and chance.random() < 0.3:
+        if self.full.failing and chance.random() < 0.3:
             self.full.fail(None)
         while self.jobs and time.monotonic() > self.jobs[0][0]:
             _, job = self.jobs.pop(0)
