@@ -103,7 +103,7 @@ class Program:
             with suppress(OSError):
                 fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
                 total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-                waiting += _children(one)
+                waiting += children(one)
         return total
 
     def status(self, key: str) -> int:
@@ -126,14 +126,16 @@ class Program:
     @property
     def children(self) -> int:
         """Number of child processes, zombies included."""
-        return len(_children(self.pid))
+        return len(children(self.pid))
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """Return the PIDs of a process's children; none if it has ended."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            found += map(int, (task / "children").read_text().split())
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                found += map(int, (task / "children").read_text().split())
     return found
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import mps_exporter
+from bench.http import children, started
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.metrics import CATALOGUE
@@ -96,30 +97,18 @@ def get(port: int, path: str) -> str:
     return text
 
 
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(get(port, "/metrics"))
-    return False
-
-
 @contextlib.contextmanager
-def serving(
-    port: int, *flags: str, before: Sequence[str] = ()
-) -> Iterator[subprocess.Popen[bytes]]:
+def serving(port: int, *flags: str, before: Sequence[str] = ()) -> Iterator[None]:
     """Run an exporter on this port, by another program if need be."""
-    listen = f"--web.listen-address=127.0.0.1:{port}"
-    process = subprocess.Popen([*before, *exporter(listen, *flags)])
-    try:
-        wait(lambda: _answers(port), 15)
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
+    command = [*before, *exporter(f"--web.listen-address=127.0.0.1:{port}", *flags)]
+    with started(command, f"http://127.0.0.1:{port}/metrics") as served:
+        served.until_good()
+        yield
 
 
 def inner_pid(outer: int) -> int:
     """Return the only child of a process, once it exists."""
-    return wait(lambda: _children(outer), 5)[0]
+    return wait(lambda: children(outer), 5)[0]
 
 
 @dataclass
@@ -150,7 +139,7 @@ class Daemon:
         self.pid = int((self.pipe / f"{CONTROL}.pid").read_text())
 
     def servers(self) -> list[int]:
-        return _children(self.pid)
+        return children(self.pid)
 
     def resume(self) -> None:
         """Continue it and its servers, if they are stopped."""
@@ -524,12 +513,6 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def _children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
 
 
 def as_user(uid: int | None) -> list[str]:
