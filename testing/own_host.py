@@ -239,17 +239,11 @@ class OwnHost:
             rights=rights,
         )
         self._youngest = time.time()
-        # Its child has the same name until it is a server.
-        pid = min(one for one in self.pids() - before if self._is_control(one))
+        pid = self._named("nvidia-cuda-mps", self.pids() - before)  # Its server is younger.
+        assert pid is not None
         return Daemon(
             self, pid, pipe or "/tmp/nvidia-mps", logs or "/var/log/nvidia-mps", own_pids=own_pids
         )
-
-    def _is_control(self, pid: int) -> bool:
-        with suppress(OSError):
-            program = self.outside(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-            return program.endswith(b"/nvidia-cuda-mps-control")
-        return False
 
     def client(
         self,
@@ -275,7 +269,8 @@ class OwnHost:
         return wait_for(lambda: self._named("train", self.pids() - before))
 
     def _named(self, name: str, pids: set[int]) -> int | None:
-        for pid in pids:
+        """Return the first of these processes with this name, of at most 15 letters."""
+        for pid in sorted(pids):
             with suppress(OSError):
                 if self.outside(f"/proc/{pid}/comm").read_text() == f"{name}\n":
                     return pid
