@@ -17,8 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.host import FullHost
-from bench.http import measure
-from bench.program import running
+from bench.http import measure, running
 
 CPU_MS, MEGABYTES, IDLE_PERCENT, START_SECONDS = 45.0, 75.0, 1.0, 1.0
 """Limits: CPU of a scrape without queries, memory, CPU without scrapes, start."""
@@ -29,12 +28,12 @@ def against(name: str, value: float, limit: float, unit: str) -> str:
     return f"{met} {name}: {value:.2f}{unit} (at most {limit:g}{unit})"
 
 
-def life(seconds: int, query_interval: str) -> Iterator[str]:
+def life(seconds: int) -> Iterator[str]:
     """Run the program this long without scrapes, then this long with a scrape a second."""
     with (
         tempfile.TemporaryDirectory() as folder,
         FullHost(Path(folder)) as full,
-        running(full, f"--mps.min-query-interval={query_interval}") as program,
+        running(full, "--mps.min-query-interval=1h") as program,
     ):
         first = program.until_good('mps_control_up{daemon="')
         program.until_good("mps_client_contexts")
@@ -43,9 +42,6 @@ def life(seconds: int, query_interval: str) -> Iterator[str]:
         yield json.dumps({**asdict(cost), "threads": program.status("Threads")})
         yield f"median of a scrape: {cost.median_ms:.1f} ms"
     cpu = 10 * (cost.cpu_percent - cost.idle_cpu_percent)
-    if query_interval == "0s":
-        yield f"CPU of a scrape that asks each daemon, tools included: {cpu:.2f} ms"
-        return
     yield against("CPU of a scrape that asks no daemon", cpu, CPU_MS, " ms")
     yield against("resident memory", cost.rss_megabytes, MEGABYTES, " MB")
     yield against("CPU without scrapes", cost.idle_cpu_percent, IDLE_PERCENT, " % of a core")
@@ -58,9 +54,8 @@ def main(arguments: Sequence[str]) -> None:
     seconds = 5 if parser.parse_args(arguments).quick else 15
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores,")
     print(f"load {os.getloadavg()[0]:.1f} (other work on the machine makes all times longer)")
-    for query_interval in ("0s", "1h"):
-        for line in life(seconds, query_interval):
-            print(line, flush=True)
+    for line in life(seconds):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -40,16 +40,7 @@ from testing.attacker import (
     in_pod,
     lock_memory,
 )
-from testing.own_host import (
-    ENVIRONMENT,
-    ROOT,
-    TOOL,
-    Daemon,
-    OwnHost,
-    as_user,
-    own_host,
-    wait_until_ready,
-)
+from testing.own_host import ENVIRONMENT, ROOT, TOOL, Daemon, OwnHost, as_user, own_host
 from testing.prometheus_programs import alertmanager, program
 
 SLOWER, SECONDS, REFUSAL_SECONDS, DOCTOR_SECONDS = 2.0, 30.0, 5.0, 60.0
@@ -113,8 +104,7 @@ class Stage:
 
     def run(self, code: str, *arguments: str) -> None:
         """Run a program of hers, and wait until it is ready."""
-        words = (sys.executable, "-c", code, *arguments)
-        wait_until_ready(self.host.start(*words, rights=AS_ALICE))
+        self.host.ready(sys.executable, "-c", code, *arguments, rights=AS_ALICE)
 
 
 # ---------------------------------------------------------------------- attacks
@@ -196,7 +186,7 @@ def start_pager(host: OwnHost) -> bool:
     config["global"] |= dict.fromkeys(names, INTERVAL)
     config["rule_files"] = [f"{ROOT}/prometheus/rules/*.yml"]
     host.outside("/run/prometheus.yml").write_text(yaml.safe_dump(config))
-    wait_until_ready(host.start(sys.executable, "-c", RECEIVE))
+    host.ready(sys.executable, "-c", RECEIVE)
     routes = f"--config.file={ROOT}/prometheus/alertmanager.yml"
     for command in (
         [*manager, routes, "--cluster.listen-address="],

@@ -1,8 +1,7 @@
 """A full host for measuring: many GPUs and clients, read by the exporter's real sources.
 
 Synthetic are: NVML's values (recorded on an H200, see testing/fake_nvml.py), the files of /proc,
-and the control tool: a shell script that prints recorded replies, and takes one or two
-milliseconds, like the real tool.
+and the control tool (testing/fake_mps_control.py).
 """
 
 import json
@@ -13,15 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 from mps_exporter.cli import parse_words
 from mps_exporter.flags import Settings, load
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.accumulators import GPM_ALL
-from mps_exporter.sources.nvml.pynvml_api import Listed
-from testing import fake_mps_control
+from mps_exporter.sources.nvml.pynvml_api import Device, Listed, ProcessKind
+from testing.fake_host import install_tool, set_daemon
+from testing.fake_mps_control import stamp
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.fake_proc import BOOT_TIME, FakeProc
 
@@ -32,14 +32,6 @@ OTHER_PROCESSES = 400  # Number of processes without a relation to MPS.
 
 USERS = (1001, 1002, 1003)
 CLIENT_BYTES = 1 << 30
-
-TOOL = """#!/bin/sh
-while IFS= read -r command; do
-    while IFS= read -r line; do
-        printf '%s\\n' "$line"
-    done < "$CUDA_MPS_PIPE_DIRECTORY/replies/$command"
-done
-"""
 
 
 def uuid_of(gpu: int) -> str:
@@ -54,8 +46,20 @@ def busy_gpus(number: int) -> list[FakeDevice]:
     ]
 
 
-class TickingNvml(FakeNvml):
-    """The stand-in for NVML, in real time."""
+class StagedNvml(FakeNvml):
+    """The stand-in for NVML, in real time; what uses the GPUs is read from a host's files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: dict[str, tuple[int, Any]] = {}
+        super().__init__(*busy_gpus(len(self._read("nvml.json"))))
+
+    def _read(self, name: str) -> Any:
+        path = self._folder / name
+        stamp = path.stat().st_mtime_ns
+        if self._seen.get(name, (0, None))[0] != stamp:
+            self._seen[name] = stamp, json.loads(path.read_text())
+        return self._seen[name][1]
 
     @property
     def now(self) -> float:
@@ -68,6 +72,18 @@ class TickingNvml(FakeNvml):
     def wait_xid(self, events: object, timeout_milliseconds: int) -> None:
         assert events is not None
         time.sleep(timeout_milliseconds / 1000)
+
+    def processes(self, device: Device, kind: ProcessKind) -> Listed:
+        self.fail("", self._read("failing.json"))
+        super().processes(device, kind)
+        number = self.gpus.index(cast("FakeDevice", device))
+        rows = self._read("nvml.json")[number][kind]
+        return {int(pid): used for pid, used in rows.items()}
+
+    def text(self, function: str, *arguments: object) -> str:
+        """Read a text: the driver's version is queried even when nothing else works."""
+        self.fail("", self._read("failing.json"))
+        return super().text(function, *arguments)
 
 
 @dataclass
@@ -117,7 +133,7 @@ class Daemon:
     def log(self, name: str, *lines: str) -> None:
         """Write these lines now."""
         writer = ("Control", self.pid) if name == "control" else ("Server", self.server)
-        prefix = fake_mps_control.stamp(*writer)
+        prefix = stamp(*writer)
         file = self.files.get(name)
         if file is None:
             file = self.files[name] = (self.logs / f"{name}.log").open("a")
@@ -145,12 +161,11 @@ class FullHost:
     ) -> None:
         self.folder = folder
         self.proc = FakeProc(folder / "proc")
-        self.tool = folder / fake_mps_control.NAME
-        self.tool.write_text(TOOL)
-        self.tool.chmod(0o755)
+        self.tool = install_tool(folder)
         self._pids = count(100_000)
         self._started = time.time() - BOOT_TIME - 100
-        self.nvml = TickingNvml(*busy_gpus(gpus))
+        self.failing = False
+        self.fail(None)
         share = gpus // daemons
         self.jobs: list[Daemon] = []
         self.daemons = [
@@ -158,7 +173,6 @@ class FullHost:
             for number in range(daemons)
         ]
         for daemon in self.daemons:
-            (daemon.pipe / "replies").mkdir(parents=True)
             daemon.logs.mkdir()
             # No control_lock: none of these processes exists, so none can hold it.
             self.start(daemon)
@@ -178,31 +192,26 @@ class FullHost:
 
     # -- events on the host
 
+    def _run(self, daemon: Daemon, *argv: str, **more: Any) -> int:
+        """Start a process with a daemon's environment and control group; return its PID."""
+        pid = next(self._pids)
+        about: dict[str, Any] = {
+            "environ": daemon.environment,
+            "cgroup": daemon.cgroup,
+            "started": self._started,
+        }
+        self.proc.add(pid, argv=argv, **about, **more)
+        return pid
+
     def start(self, daemon: Daemon) -> None:
-        daemon.pid = next(self._pids)
-        argv = ["/usr/bin/nvidia-cuda-mps-control", "-d"]
-        self.proc.add(
-            daemon.pid,
-            argv=argv,
-            environ=daemon.environment,
-            started=self._started,
-            cgroup=daemon.cgroup,
-        )
+        daemon.pid = self._run(daemon, "/usr/bin/nvidia-cuda-mps-control", "-d")
         daemon.log("control", f"Starting control daemon using socket {daemon.pipe}/control")
         daemon.caused["mps_control_starts_total", ""] += 1
         self._start_server(daemon)
 
     def _start_server(self, daemon: Daemon) -> None:
-        daemon.server = next(self._pids)
-        self.proc.add(
-            daemon.server,
-            argv=["nvidia-cuda-mps-server"],
-            environ=daemon.environment,
-            parent=daemon.pid,
-            uid=daemon.user,
-            started=self._started,
-            cgroup=daemon.cgroup,
-        )
+        program = "nvidia-cuda-mps-server"
+        daemon.server = self._run(daemon, program, parent=daemon.pid, uid=daemon.user)
         daemon.log(
             "control",
             f"Starting new server {daemon.server} for user {daemon.user}",
@@ -227,9 +236,7 @@ class FullHost:
         """Start the daemon of a Slurm job, in its own directories."""
         cgroup = f"0::/system.slice/slurmstepd.scope/job_{number}/step_0/user/task_0\n"
         daemon = Daemon(number, self.folder, (), cgroup=cgroup)
-        daemon.pipe.mkdir()
         daemon.logs.mkdir()
-        (daemon.pipe / "replies").mkdir()
         self.start(daemon)
         self.jobs.append(daemon)
         self._replies(daemon)
@@ -361,21 +368,19 @@ class FullHost:
 
     def tell(self) -> None:
         """Update the values of NVML and the replies of the control tool."""
+        gpus = []
         for daemon in self.daemons:
             for gpu in daemon.gpus:
                 used = [pid for pid, one in daemon.clients.items() if one.gpu == gpu]
-                clients: Listed = dict.fromkeys(used, CLIENT_BYTES)
-                self.nvml.gpus[gpu].processes = {
-                    "Compute": {**clients, daemon.server: 70 << 20},
-                    "MPSCompute": clients,
-                    "Graphics": {},
-                }
+                clients = dict.fromkeys(used, CLIENT_BYTES)
+                compute = {**clients, daemon.server: 70 << 20}
+                gpus.append({"Compute": compute, "MPSCompute": clients, "Graphics": {}})
             self._replies(daemon)
-        self._write("nvml.json", json.dumps([gpu.processes for gpu in self.nvml.gpus]))
+        self._write("nvml.json", json.dumps(gpus))
 
     def fail(self, code: int | None) -> None:
         """Make every call of NVML fail with this code; None ends the failure."""
-        self.nvml.fail("", code)
+        self.failing = code is not None
         self._write("failing.json", json.dumps(code))
 
     def _write(self, name: str, text: str) -> None:
@@ -384,50 +389,22 @@ class FullHost:
         draft.replace(self.folder / name)
 
     def _replies(self, daemon: Daemon) -> None:
-        state = {
-            "devices": [
-                {"ordinal": n, "pci": f"0000:{gpu:02x}.00.0", "uuid": uuid_of(gpu), "name": "H200"}
-                for n, gpu in enumerate(daemon.gpus)
-            ],
-            "servers": [
-                {
-                    "pid": daemon.server,
-                    "clients": [
-                        {"pid": pid, "contexts": {str(daemon.gpus.index(one.gpu)): [1]}}
-                        for pid, one in daemon.clients.items()
-                    ],
-                }
-            ],
-        }
-        pid = daemon.server
-        commands = [
-            "get_server_list",
-            "get_default_active_thread_percentage",
-            "get_default_client_priority",
-            f"get_server_status {pid}",
-            f"get_active_thread_percentage {pid}",
-            f"get_client_list {pid}",
-            f"get_device_client_list {pid}",
-            f"device_query {pid} --csv",
+        clients = [
+            {"pid": pid, "contexts": {str(daemon.gpus.index(one.gpu)): [1]}}
+            for pid, one in daemon.clients.items()
         ]
-        for ordinal in range(len(daemon.gpus)):
-            commands.append(f"get_device_pinned_mem_limit {pid} {ordinal}")
-            commands.append(f"get_default_device_pinned_mem_limit {ordinal}")
-        for command in commands:
-            records = fake_mps_control.reply(state, command)
-            draft = daemon.pipe / "draft"
-            draft.write_text("".join(f"{record}\n" for record in records))
-            draft.replace(daemon.pipe / "replies" / command)
+        devices = [
+            {"ordinal": n, "pci": f"0000:{gpu:02x}.00.0", "uuid": uuid_of(gpu), "name": "H200"}
+            for n, gpu in enumerate(daemon.gpus)
+        ]
+        servers = [{"pid": daemon.server, "clients": clients}]
+        set_daemon(daemon.pipe, devices=devices, servers=servers)
 
     # -- the exporter on it
 
     @property
     def flags(self) -> list[str]:
-        return [
-            f"--path.procfs={self.proc.root}",
-            f"--mps.control-binary={self.tool}",
-            "--mps.min-query-interval=0s",
-        ]
+        return [f"--path.procfs={self.proc.root}", f"--mps.control-binary={self.tool}"]
 
     @property
     def settings(self) -> Settings:
@@ -436,5 +413,5 @@ class FullHost:
     def live(self, settings: Settings | None = None) -> LiveHost:
         """Return the exporter's sources for this host."""
         host = LiveHost(settings or self.settings)
-        host._nvml = NvmlSession(api=self.nvml)  # noqa: SLF001 - there is no NVML to load here
+        host._nvml = NvmlSession(api=StagedNvml(self.folder))  # noqa: SLF001 - there is no NVML to load here
         return host

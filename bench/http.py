@@ -10,6 +10,8 @@ import os
 import resource
 import statistics
 import subprocess
+import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +21,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from bench.host import FullHost
 from testing.ports import free_port
 
+ROOT = Path(__file__).parents[1]
 HEADERS = {
     "Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
     "Accept-Encoding": "gzip",
@@ -30,6 +34,10 @@ START_SECONDS = 30.0
 SCRAPE_SECONDS = 120.0  # Scrape timeout. 10 s ended a run of an hour on an overloaded machine.
 WARM_UP = 5  # Scrapes before the measurement.
 IDLE_SECONDS = 15.0
+MODULES = (
+    *("bench.stage", "mps_exporter.commands.serve"),
+    *("mps_exporter.web.app", "mps_exporter.web.server"),
+)
 
 
 @dataclass
@@ -95,7 +103,7 @@ class Program:
             with suppress(OSError):
                 fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
                 total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-                waiting += _children(one)
+                waiting += children(one)
         return total
 
     def status(self, key: str) -> int:
@@ -118,14 +126,16 @@ class Program:
     @property
     def children(self) -> int:
         """Number of child processes, zombies included."""
-        return len(_children(self.pid))
+        return len(children(self.pid))
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """Return the PIDs of a process's children; none if it has ended."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            found += map(int, (task / "children").read_text().split())
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                found += map(int, (task / "children").read_text().split())
     return found
 
 
@@ -140,6 +150,40 @@ def started(command: Sequence[str], url: str, **options: Any) -> Iterator[Progra
         program.connection.close()
         process.terminate()
         process.wait(15)
+
+
+def installed(*modules: str) -> dict[str, str]:
+    """Return the environment of installed programs: these modules are compiled.
+
+    Compiling pynvml alone leaves 12 MiB in the process that does it.
+    """
+    environment = {**os.environ}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "mps-exporter-bench")
+    words = [sys.executable, "-c", f"import {', '.join(modules)}"]
+    subprocess.run(words, env=environment, cwd=ROOT, check=True)
+    return environment
+
+
+@contextmanager
+def running(full: FullHost, *flags: str) -> Iterator[Program]:
+    port = free_port()
+    environment = installed(*MODULES)
+    command = [
+        sys.executable,
+        "-m",
+        "bench.stage",
+        str(full.folder),
+        *full.flags,
+        *flags,
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    url = f"http://127.0.0.1:{port}/metrics"
+    with (
+        (full.folder / "exporter.log").open("wb") as log,
+        started(command, url, stderr=log, cwd=ROOT, env=environment) as program,
+    ):
+        yield program
 
 
 def children_cpu_seconds() -> float:

@@ -20,15 +20,13 @@ from pathlib import Path
 from statistics import mean
 
 from bench.host import Daemon, FullHost
-from bench.http import Program
-from bench.program import running
+from bench.http import Program, running
 from mps_exporter.limits_timeouts_intervals import SHOWN_AFTER_QUIT_SECONDS
 from testing.page import Page
 
-WARM_UP_SHARE = 0.3
 WARM_UP_SECONDS = 900.0
-"""The exporter keeps ten minutes for a recording, and bounded tables fill up; of a shorter run the
-share above, and memory is not judged."""
+"""The exporter keeps ten minutes for a recording, and bounded tables fill up. Memory is not judged
+in a run of less than twice this time."""
 MEGABYTES_PER_HOUR = 2.0
 NOISE_MEGABYTES = 0.5  # What the mean of some minutes varies by on a host on which nothing changes.
 SPARE_THREADS = 4
@@ -134,8 +132,8 @@ class Chaos:
         full = self.full
         events: tuple[tuple[str, float, Callable[[], object]], ...] = (
             ("restart", 0.01, lambda: full.restart(daemon)),
-            ("copytruncate", 0.01, lambda: self.rotate(daemon)),
-            ("rename", 0.005, lambda: self.rename(daemon)),
+            ("copytruncate", 0.01, lambda: self.rotate(full.rotate, daemon)),
+            ("rename", 0.005, lambda: self.rotate(full.rename, daemon)),
             ("queue", 0.03, lambda: full.queue(daemon, daemon.gpus)),
             ("hand-over", 0.1 if daemon.waiting else 0.0, lambda: full.hand_over(daemon)),
             ("nvml", 0.02, lambda: full.fail(NVML_GPU_IS_LOST)),
@@ -145,7 +143,7 @@ class Chaos:
             if chance.random() < odds:
                 self.happened[name] = self.happened.get(name, 0) + 1
                 happen()
-        if self.full.nvml.failing and chance.random() < 0.3:
+        if self.full.failing and chance.random() < 0.3:
             self.full.fail(None)
         while self.jobs and time.monotonic() > self.jobs[0][0]:
             _, job = self.jobs.pop(0)
@@ -153,19 +151,11 @@ class Chaos:
             self.ended_jobs[job.logs] = time.monotonic()
         self.full.tell()
 
-    def rotate(self, daemon: Daemon) -> None:
-        """Copy and truncate the logs.
-
-        Unread lines are lost with any reader: the exporter gets the time to read them.
-        """
+    def rotate(self, how: Callable[[Daemon], None], daemon: Daemon) -> None:
+        """Rotate the logs once the exporter has read them: any reader loses unread lines."""
         self.settle()
-        self.full.rotate(daemon)
+        how(daemon)
         self.settle()
-
-    def rename(self, daemon: Daemon) -> None:
-        """Rename the logs, once they are read: see rotate()."""
-        self.settle()
-        self.full.rename(daemon)
 
     def start_job(self) -> None:
         """A job with a daemon of its own comes, for some seconds."""
@@ -237,8 +227,7 @@ def watch(
 def judge(readings: Sequence[Reading], missing: Sequence[str], chaos: Chaos) -> int:
     """Print the result; return 1 if an event was not counted, or if something grew."""
     end = readings[-1].at
-    warm_up = max(WARM_UP_SHARE * end, min(WARM_UP_SECONDS, end / 2))
-    warm = [row for row in readings if row.at >= warm_up]
+    warm = [row for row in readings if row.at >= min(WARM_UP_SECONDS, end / 2)]
     part = max(1, len(warm) // 4)
     first, last = warm[:part], warm[-part:]
     found = [f"a counter is not what happened: {one}" for one in missing[:10]]

@@ -293,7 +293,8 @@ def graph(
 
 def events(title: str, description: str, *queries: Query, **more: object) -> Panel:
     """Draw bars of whole events: each bar covers the time since the bar before it."""
-    kept: style.Json = {"decimals": 0, "min_step": "1m", "height": 6, "legend": "list", **more}
+    kept: style.Json = {"decimals": 0, "min_step": "1m", "height": 6, "legend": "list"}
+    kept |= {"none": "None is known in this time range.", **more}
     # Without the zeros, the legend contains only series with events.
     shown = (replace(query, expr=f"{query.expr} > 0") for query in queries)
     # More bars are thinner than can be seen.
@@ -306,27 +307,6 @@ def share_graph(title: str, description: str, *queries: Query, **more: object) -
     return graph(title, description, *queries, **kept)
 
 
-def _states(states: tuple[style.State, ...], **custom: object) -> style.Json:
-    """Return the field defaults of a panel that shows states over time.
-
-    With `thresholds` as the colour's mode, Grafana replaces values by their thresholds before it
-    applies the mappings, and shows neither texts nor colours.
-    """
-    return {
-        "unit": style.COUNT,
-        "color": {"mode": "fixed", "fixedColor": "text"},
-        "thresholds": style.PLAIN.json(),
-        "mappings": style.mappings(*states),
-        "custom": {"fillOpacity": 85, "lineWidth": 0, **custom},
-    }
-
-
-_UNDER_STATES: style.Json = {
-    "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
-    "tooltip": {"mode": "single", "sort": "none"},
-}
-
-
 def timeline(
     title: str,
     description: str,
@@ -334,40 +314,40 @@ def timeline(
     states: tuple[style.State, ...],
     height: int = 8,
     width: int = 24,
+    cells: bool = False,
 ) -> Panel:
-    """Draw states over time: a row for each series.
+    """Draw states over time: a row for each series; with `cells`, a cell for each step.
 
-    Grafana shows an error if there is no series at all, so one query always needs a result.
+    Grafana shows an error if there is no series at all, so one query always needs a result. With
+    `thresholds` as the colour's mode, it replaces values by their thresholds before it applies the
+    mappings, and shows neither texts nor colours.
     """
-    options = {
-        "mergeValues": True,
-        "showValue": "auto",
-        "alignValue": "left",
-        "rowHeight": 0.85,
-        "perPage": 0,
-        **_UNDER_STATES,
+    gaps = {} if cells else {"spanNulls": False, "insertNulls": False}
+    defaults: style.Json = {
+        "unit": style.COUNT,
+        "color": {"mode": "fixed", "fixedColor": "text"},
+        "thresholds": style.PLAIN.json(),
+        "mappings": style.mappings(*states),
+        "custom": {"fillOpacity": 85, "lineWidth": 0, **gaps},
     }
-    defaults = _states(states, spanNulls=False, insertNulls=False)
-    return Panel(
-        "state-timeline", title, description, queries, width, height, defaults, options=options
-    )
-
-
-def status_history(
-    title: str, description: str, *queries: Query, states: tuple[style.State, ...], height: int
-) -> Panel:
-    """Draw the states of many series over time: a row for each, a cell for each step."""
+    spans = {"mergeValues": True, "showValue": "auto", "alignValue": "left", "rowHeight": 0.85}
+    steps = {"showValue": "never", "rowHeight": 0.9, "colWidth": 0.95}
     options = {
-        "showValue": "never",
-        "rowHeight": 0.9,
-        "colWidth": 0.95,
-        "perPage": 20,
-        **_UNDER_STATES,
+        **(steps if cells else spans),
+        "perPage": 20 if cells else 0,
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+        "tooltip": {"mode": "single", "sort": "none"},
     }
-    kind = "status-history"
-    defaults = _states(states)
     return Panel(
-        kind, title, description, queries, 24, height, defaults, options=options, points=80
+        "status-history" if cells else "state-timeline",
+        title,
+        description,
+        queries,
+        width,
+        height,
+        defaults,
+        options=options,
+        points=80 if cells else None,
     )
 
 
@@ -495,7 +475,7 @@ def table(
     found: str = "",
     two_lines: bool = False,
     width: int = 24,
-    height: int = 8,
+    height: int = 7,
 ) -> Panel:
     """Show rows of labels and numbers, as of now. Queries with the same labels share their rows.
 

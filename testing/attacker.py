@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from testing.own_host import PROGRAMS, ROOT, Daemon, OwnHost, as_user, inside, wait_until_ready
+from testing.own_host import PROGRAMS, ROOT, Daemon, OwnHost, as_user, inside
 from testing.waiting import wait_for
 
 ALICE = 2001
@@ -21,16 +21,6 @@ SHELL = f"{PROGRAMS}/shell/nvidia-cuda-mps-control"
 SECRET = "root:*:20228:0:99999:7:::"
 
 SLEEP = "print('ready', flush=True); import time; time.sleep(3600)"
-HAVE_THE_PID = """
-import os, sys
-while (child := os.fork()) != int(sys.argv[1]):
-    if child == 0:
-        if os.getpid() == int(sys.argv[1]):
-            os.execv(sys.argv[2], [*sys.argv[2:]])
-        os._exit(0)
-    os.waitpid(child, 0)
-os.waitpid(child, 0)
-"""
 TAKE_THE_PID = """
 import os, sys
 pid, uid = int(sys.argv[1]), int(sys.argv[2])
@@ -39,9 +29,10 @@ while True:
         last.write(str(pid - 1))
     if (child := os.fork()) == 0:
         if os.getpid() == pid:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
+            if uid:
+                os.setgroups([])
+                os.setgid(uid)
+                os.setuid(uid)
             os.execv(sys.argv[3], sys.argv[3:])
         os._exit(0)
     if child == pid:
@@ -120,8 +111,7 @@ def fake(
     host: OwnHost, variables: Mapping[str, str], code: str = SLEEP, inside: Sequence[str] = ()
 ) -> None:
     """Start a program of hers that has the name of a daemon, and wait until it runs."""
-    process = host.start(*inside, CONTROL, "-c", code, "-d", environment=variables, rights=AS_ALICE)
-    wait_until_ready(process)
+    host.ready(*inside, CONTROL, "-c", code, "-d", environment=variables, rights=AS_ALICE)
 
 
 def in_namespaces(script: str, *flags: str) -> tuple[str, ...]:
@@ -131,20 +121,18 @@ def in_namespaces(script: str, *flags: str) -> tuple[str, ...]:
 
 def have_the_pid(host: OwnHost, pid: int) -> None:
     """Start a program that has this PID, in a PID namespace of hers, and root's log directory."""
-    process = host.start(
+    host.ready(
         *in_namespaces("true", "--pid", "--fork", "--mount-proc", "--mount"),
-        *(sys.executable, "-c", HAVE_THE_PID, str(pid), CONTROL, "-c", SLEEP, "-d"),
+        *(sys.executable, "-c", TAKE_THE_PID, str(pid), "0", CONTROL, "-c", SLEEP, "-d"),
         environment={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": LOGS},
         rights=AS_ALICE,
     )
-    wait_until_ready(process)
 
 
 def take_the_pid(host: OwnHost, pid: int, variables: Mapping[str, str]) -> None:
     """Start a program of hers with a daemon's name and the PID of a process that ended."""
     words = (sys.executable, "-c", TAKE_THE_PID, str(pid), str(ALICE))
-    process = host.start(*words, CONTROL, "-c", SLEEP, "-d", environment=variables)
-    wait_until_ready(process)
+    host.ready(*words, CONTROL, "-c", SLEEP, "-d", environment=variables)
 
 
 def lock_memory(host: OwnHost, name: str = "nvidia-cuda-mps") -> int:
@@ -184,8 +172,7 @@ def attack(host: OwnHost, root: Daemon) -> None:
     hanging = host.daemon("/tmp/alice/hangs", "/tmp/alice/hanging", rights=AS_ALICE)
     hanging.be(mode="hang")
     host.daemon("/tmp/alice/floods", "/tmp/alice/flooded", rights=AS_ALICE)
-    flood = host.start(sys.executable, "-c", FLOOD, rights=AS_ALICE)
-    wait_until_ready(flood)
+    host.ready(sys.executable, "-c", FLOOD, rights=AS_ALICE)
     host.daemon("/tmp/alice/sparse", "/tmp/alice/sparse-logs", rights=AS_ALICE)
     wait_for(
         lambda: host.scrape().value(
@@ -200,7 +187,7 @@ def in_pod(host: OwnHost, code: str, uid: int, variables: Mapping[str, str] | No
     """Start a program with the name of a daemon in a pod, without rights, and wait for it."""
     pod = inside("mount -t tmpfs tmpfs /var/log", "--mount", "--pid", "--fork", "--mount-proc")
     words = (*pod, "setpriv", *as_user(uid), CONTROL, "-c", code, "-d")
-    wait_until_ready(host.start(*words, environment=variables))
+    host.ready(*words, environment=variables)
 
 
 def fault_and_death(host: OwnHost) -> None:

@@ -1,8 +1,8 @@
 """A simulated NVML with the recorded replies of an H200, which can fail on request.
 
-Replies are by NVML function with its arguments, as tests/hardware/gpu_readings.py recorded them
-(see nvml_h200.json). Values that change over time (samples, GPM counters, events) are calculated
-from a load. Calls that would end a process in NVML fail an assertion.
+Replies are by NVML function with its arguments: nvml_h200.json has those of driver 580. Values that
+change over time (samples, GPM counters, events) are calculated from a load. Calls that would end a
+process in NVML fail an assertion.
 """
 
 from __future__ import annotations

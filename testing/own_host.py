@@ -210,6 +210,12 @@ class OwnHost:
         self._processes.append(process)
         return process
 
+    def ready(self, *command: str, **settings: Any) -> None:
+        """Start a program on this host (see start()), and wait until it prints "ready"."""
+        process = self.start(*command, **settings)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+
     def daemon(
         self,
         pipe: str | None = None,
@@ -223,11 +229,8 @@ class OwnHost:
         """Start a control daemon's stand-in and wait until it is ready."""
         variables = {"CUDA_MPS_PIPE_DIRECTORY": pipe, "CUDA_MPS_LOG_DIRECTORY": logs}
         before = self.pids()
-        process = self.start(
-            "sh",
-            "-c",
-            f'umask {umask}; exec "$@"',
-            "sh",
+        self.ready(
+            *("sh", "-c", f'umask {umask}; exec "$@"', "sh"),
             f"{PROGRAMS}/nvidia-cuda-mps-control",
             f"{STAND_INS}/fake_mps_daemon.py",
             "-d",
@@ -235,19 +238,12 @@ class OwnHost:
             inside=inside,
             rights=rights,
         )
-        wait_until_ready(process)
         self._youngest = time.time()
-        # Its child has the same name until it is a server.
-        pid = min(one for one in self.pids() - before if self._is_control(one))
+        pid = self._named("nvidia-cuda-mps", self.pids() - before)  # Its server is younger.
+        assert pid is not None
         return Daemon(
             self, pid, pipe or "/tmp/nvidia-mps", logs or "/var/log/nvidia-mps", own_pids=own_pids
         )
-
-    def _is_control(self, pid: int) -> bool:
-        with suppress(OSError):
-            program = self.outside(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-            return program.endswith(b"/nvidia-cuda-mps-control")
-        return False
 
     def client(
         self,
@@ -273,7 +269,8 @@ class OwnHost:
         return wait_for(lambda: self._named("train", self.pids() - before))
 
     def _named(self, name: str, pids: set[int]) -> int | None:
-        for pid in pids:
+        """Return the first of these processes with this name, of at most 15 letters."""
+        for pid in sorted(pids):
             with suppress(OSError):
                 if self.outside(f"/proc/{pid}/comm").read_text() == f"{name}\n":
                     return pid
@@ -416,12 +413,6 @@ def in_container(mounts: Mapping[str, str]) -> tuple[str, ...]:
         for here, source in mounts.items()
     )
     return inside(" && ".join(steps))
-
-
-def wait_until_ready(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a program prints "ready"."""
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
 
 
 def require_rights() -> None:

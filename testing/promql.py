@@ -206,18 +206,13 @@ class Schema:
             inner = self._vector(arguments[1])
             _require(frozenset({"le"}), inner, "histogram_quantile() without")
             return inner - {"le"}
-        if name == "label_replace":
+        if name in {"label_replace", "label_join"}:
             inner = self._vector(arguments[0])
-            if source := cast("str", arguments[3].val):
-                _require(
-                    frozenset({source}), inner, "label_replace() from a label that is not there:"
-                )
-            return inner | {cast("str", arguments[1].val)}
-        if name == "label_join":
-            inner = self._vector(arguments[0])
-            sources = frozenset(cast("str", each.val) for each in arguments[3:])
-            _require(sources, inner, "label_join() of labels that are not there:")
-            return inner | {cast("str", arguments[1].val)}
+            target, *_ = texts = [cast("str", each.val) for each in arguments[1:]]
+            # Behind the target and the replacement: the source; behind the separator: all sources.
+            sources = frozenset(texts[2:3] if name == "label_replace" else texts[2:]) - {""}
+            _require(sources, inner, f"{name}() of labels that are not there:")
+            return inner | {target}
         if name in KEEPS_LABELS:
             return self._vector(arguments[0])
         raise PromqlError(f"{name}() is unknown to this test: describe it in testing/promql.py")

@@ -6,15 +6,11 @@ between a mark and ``<!-- end -->``:
 ``<!-- symptoms -->`` in docs/symptoms/README.md. In prometheus/rules, the labels, summary and
 runbook of each alert that belongs to a finding; its description, too, unless the rule has one. And
 the chart's copies of rules and dashboards, with its table of values (tools/chart.py).
-
-With --check it writes nothing, and exits with 1 when a file is not up to date.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -313,24 +309,18 @@ def files() -> Iterator[tuple[Path, str]]:
     yield from chart.files().items()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    stale = []
+def stale() -> Iterator[tuple[Path, str]]:
+    """Yield the files that are not up to date, with their texts; "": it must go."""
     for path, text in files():
         if not path.exists() or path.read_text("utf-8") != text:
-            stale.append(path)
-            if not check:
-                path.write_text(text, "utf-8")
-    for path in chart.obsolete():
-        stale.append(path)
-        if not check:
-            path.unlink()
-    for path in stale:
-        print("not up to date:" if check else "written:", path.resolve().relative_to(ROOT))
-    return int(check and bool(stale))
+            yield path, text
+    yield from dict.fromkeys(chart.obsolete(), "").items()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    for path, text in stale():
+        if text:
+            path.write_text(text, "utf-8")
+        else:
+            path.unlink()
+        print("written:" if text else "removed:", path.resolve().relative_to(ROOT))

@@ -39,6 +39,7 @@ FENCE = "get_default_active_thread_percentage"
 and a collision with another caller look the same."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # Slurm sets no PATH
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+COLUMNS, NO_SERVER = ["PID", "ID", "SERVER", "NAMESPACE"], ["Server", "not", "found"]
 SERVERS_V3, CLIENTS_V3 = "server list --format=csv", "client list --all --format=csv"
 V3_REFUSAL = re.compile(r"name, ?uid, ?pid, ?status|<module>|unknown module", re.IGNORECASE)
 """How a v3 daemon's tool refuses a command of the v2 interface (NVIDIA's manual, release 615)."""
@@ -261,23 +262,15 @@ class Daemon:
         return found
 
     def clients(self) -> list[ListedClient]:
-        columns: dict[str, int] = {}
-        found, fenced = [], False
         reply = self.ask("ps", FENCE)
-        for words in map(str.split, reply.split("\n")):
-            if not columns and words[:1] == ["PID"]:
-                columns = {word: number for number, word in enumerate(words)}
-            elif len(words) == 1 and "." in words[0]:
-                fenced = True
-            elif words and words != ["Server", "not", "found"]:
-                wanted = [columns.get(one) for one in ("PID", "ID", "SERVER", "NAMESPACE")]
-                if None in wanted:
-                    raise RefusedError(reply)
-                row = dict(enumerate(words))
-                found.append(ListedClient(*(row.get(one or 0, "") for one in wanted)))
-        if not fenced:
+        lines = [words for words in map(str.split, reply.split("\n")) if words]
+        table = [words for words in lines if len(words) > 1 or "." not in words[0]]
+        fenced = len(table) < len(lines)
+        header, *rows = [words for words in table if words != NO_SERVER] or [COLUMNS]
+        if not fenced or not {*COLUMNS} <= {*header}:
             raise RefusedError(reply)
-        return found
+        found = [dict(zip(header, words)) for words in rows]  # noqa: B905
+        return [ListedClient(*(one.get(name, "") for name in COLUMNS)) for one in found]
 
     def rows_v3(self, command: str, *wanted: str) -> list[tuple[str, ...]]:
         """Return these columns of a list of a v3 daemon, "" where a row is too short.

@@ -125,6 +125,7 @@ READ = (
         sort="Exporters",
         none="No exporter is scraped.",
         width=8,
+        height=8,
     ),
 )
 

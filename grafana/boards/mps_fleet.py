@@ -13,10 +13,10 @@ from grafana.panels import (
     color_of,
     graph,
     hidden,
-    status_history,
     strip,
     table,
     tile,
+    timeline,
 )
 from grafana.promql import new_in_range
 
@@ -173,7 +173,6 @@ ALERTS = table(
     none="No alert is firing.",
     found=f"{_FIRING} or absent({_RULES})",
     width=15,
-    height=7,
     two_lines=True,
 )
 
@@ -190,7 +189,7 @@ _NO_HOST = (
     ' "instance", "no target in this time range", "", "")'
 )
 
-HISTORY = status_history(
+HISTORY = timeline(
     "Worst state of each host",
     "Healthy: green throughout. A row for each host, a cell for the worst of each step; the 60 "
     "hosts that were worst in this time range, those that were red or unreachable first. "
@@ -206,6 +205,7 @@ HISTORY = status_history(
     ),
     states=style.HOST_STATES,
     height=14,
+    cells=True,
 )
 
 _ENDED = 'job_le:mps_uid_wait_seconds_bucket:increase1h{instance=~".*",le="%s"}'
@@ -276,6 +276,7 @@ WAITS = (
         sort="Waits",
         none="No wait is known.",
         found="mps_uid_waiting_clients > 0",
+        height=8,
     ),
 )
 

@@ -225,7 +225,6 @@ LINKS_AND_ERRORS = (
         ),
         width=12,
         height=8,
-        none="None is known in this time range.",
     ),
 )
 

@@ -37,8 +37,6 @@ LAST_FAULT = "last_over_time(mps_server_last_fault_timestamp_seconds[$__range])"
 LAST_XID = "last_over_time(mps_gpu_last_xid_timestamp_seconds[$__range])"
 LAST_LOSS = "last_over_time(mps_client_last_loss_timestamp_seconds[$__range])"
 
-NONE = "None is known in this time range."
-
 TILES = strip(
     "In this time range, and the last ever",
     shared.events_tile(
@@ -87,7 +85,6 @@ AXIS = (
         Query(new_in_step(DAEMON_DIED, "instance"), "daemon died · {{instance}}"),
         Query(new_in_step(FAULTS, "instance"), "fatal error · {{instance}}"),
         overrides=colors_by_query(style.BAD, style.WARN, "dark-red", "purple"),
-        none=NONE,
     ),
     events(
         "Clients lost, by cause",
@@ -96,7 +93,6 @@ AXIS = (
         "fault whose cause is not proved, or terminated through the daemon.",
         Query(new_in_step(LOSSES, "instance, cause"), "{{instance}} · {{cause}}"),
         overrides=CAUSES_ALIKE,
-        none=NONE,
     ),
     events(
         "Clients refused, by cause",
@@ -104,7 +100,6 @@ AXIS = (
         "fault. invalid_device, credentials: the program asked for what it may not have.",
         Query(new_in_step(REJECTIONS, "instance, cause"), "{{instance}} · {{cause}}"),
         overrides=CAUSES_ALIKE,
-        none=NONE,
     ),
     events(
         "Xid errors, by code",
@@ -112,7 +107,6 @@ AXIS = (
         "and 119 are the hardware's or the driver's.",
         Query(new_in_step(XIDS, "instance, gpu, xid"), "GPU {{gpu}} Xid {{xid}} · {{instance}}"),
         overrides=GPUS_ALIKE,
-        none=NONE,
     ),
 )
 
@@ -146,7 +140,6 @@ LAST = table(
     none="No incident was ever seen here.",
     two_lines=True,
     width=12,
-    height=7,
 )
 
 # On a phone the first four columns are seen.
@@ -188,7 +181,6 @@ BLAST = (
         none="None is known.",
         two_lines=True,
         width=12,
-        height=7,
     ),
     table(
         "Losses by unfinished work",

@@ -144,6 +144,7 @@ WAIT_LENGTHS = (
         none="No wait has ended.",
         found="last_over_time(mps_uid_wait_seconds_count[$__range])",
         width=16,
+        height=8,
     ),
 )
 
@@ -205,7 +206,6 @@ BOARD = Board(
                     ),
                     Query(shared.HOLDERS, "uid {{uid}}"),
                     states=(*style.DAEMON_STATES, *style.HOLDER_STATES),
-                    height=8,
                 ),
             ),
             repeat="daemon",

@@ -136,7 +136,6 @@ WHERE = table(
     none="No wait of this user is known.",
     found=_SINCE,
     two_lines=True,
-    height=7,
 )
 
 _LOSSES = "mps_client_losses_total"
@@ -202,7 +201,6 @@ GOT = table(
     sort="Memory",
     none="No connected program is known.",
     found=f"mps_client_info{_MY_JOB}",
-    height=7,
 )
 
 # The daemons where this user waited in the time range, then those where a server of the user ran.

@@ -66,7 +66,6 @@ PANELS = (
         sort="Clients",
         none="None: MPS v3 has them.",
         found="mps_namespace_info",
-        height=7,
     ),
     table(
         "SM partitions",
@@ -99,7 +98,6 @@ PANELS = (
         sort="SMs",
         none="No daemon has SM partitions.",
         found="mps_sm_partition_info or mps_sm_partition_unallocated_sms",
-        height=7,
     ),
     table(
         "Clients in namespaces and partitions",
@@ -129,7 +127,6 @@ PANELS = (
         descending=False,
         none="No client is in a namespace or an SM partition.",
         found="mps_client_namespace_info or mps_client_sm_partition_info",
-        height=7,
     ),
     table(
         "GPUs of MPS v3 servers",
@@ -190,7 +187,6 @@ PANELS = (
         sort="Used",
         none="No control group has GPU memory of its own: dmem, Linux 6.14 and driver 615.",
         found="mps_cgroup_info",
-        height=7,
     ),
 )
 

@@ -25,7 +25,7 @@ import yaml
 from grafana.__main__ import DASHBOARDS
 from grafana.boards import BOARDS
 from grafana.pictures import hosts
-from grafana.pictures.look import Shot, look, report, wrong
+from grafana.pictures.look import Shot, look, report
 from testing.devtools import browser
 from testing.ports import free_port
 from testing.prometheus_programs import prometheus, running, until_ready
@@ -185,9 +185,9 @@ async def take(chosen: argparse.Namespace, address: str) -> list[str]:
                 continue
             before = len(tab.complaints)
             panels = await look(tab, shot, address, chosen.folder)
-            output = list(report(panels, tab.complaints[before:]))
-            print(*output, sep="\n", flush=True)
-            lines += [f"{shot.name}: {line}" for line in wrong(output)]
+            drawn, faults = report(panels, tab.complaints[before:])
+            print(*drawn, *(f"FAULT {fault}" for fault in faults), sep="\n  ", flush=True)
+            lines += [f"{shot.name}: {fault}" for fault in faults]
             if chosen.images:
                 picture = chosen.folder / f"{shot.name}.png"
                 shutil.copy(picture, chosen.images / IMAGES[shot.name])

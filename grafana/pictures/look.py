@@ -13,7 +13,6 @@ from testing.devtools import Page
 
 DRAWN_SECONDS = 60.0  # Time allowed for panels to load on a busy machine.
 SETTLED_SECONDS = 1.5
-_FAULT = "  FAULT "
 MOST_MARKS = 40
 """Maximum number of annotations: more hide the curves of a graph of a third of a screen."""
 WIDTH = 1400
@@ -172,17 +171,11 @@ def _matters(complaint: str) -> bool:
     return not re.search(r"^issue:|WebGL|favicon\.ico", complaint)
 
 
-def report(sights: Iterable[Sight], complaints: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each panel, then the faults."""
-    faults = []
+def report(sights: Iterable[Sight], complaints: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return a line for each panel, and the faults."""
+    lines, faults = [], []
     for sight in sights:
         drawn = "blank" if sight.blank else "drawn"
-        yield f"  {drawn} {sight.panel}: {sight.text[:100]}"
+        lines.append(f"{drawn} {sight.panel}: {sight.text[:100]}")
         faults += [f"{sight.dashboard} / {sight.panel}: {fault}" for fault in sight.faults]
-    faults += [f"console: {each}" for each in complaints if _matters(each)]
-    yield from (f"{_FAULT}{fault}" for fault in faults)
-
-
-def wrong(lines: Iterable[str]) -> list[str]:
-    """Return the lines of a report that name a fault."""
-    return [line for line in lines if line.startswith(_FAULT)]
+    return lines, [*faults, *(f"console: {each}" for each in complaints if _matters(each))]

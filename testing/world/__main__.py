@@ -20,8 +20,7 @@ from testing.world.against import comparing, outputs_of, writing
 from testing.world.checks import CHECKS, Check
 from testing.world.defects import DEFECTS, put_back
 from testing.world.drive import Result, play, record
-from testing.world.script import Action
-from testing.world.shrink import shrink
+from testing.world.script import Action, shrink
 
 
 def _arguments() -> argparse.Namespace:

@@ -6,7 +6,7 @@ manual does not say is left out: how servers end, what they log, and what a faul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mps_exporter.merge.inputs import SERVER_PROGRAM
@@ -76,49 +76,41 @@ class DaemonV3(Daemon):
             self.world.add(server)
 
     def reply(self, query: str) -> str | None:
-        """Return a list; None if this tool does not know the query."""
+        """Return a list, or the manual's example; None if this tool does not know the query."""
         header, *rest = fake_mps_v3.MANUAL.get(query, "").splitlines(keepends=True) or (None,)
         if header is None:
             return None
-        rows = self._rows(query)
-        return "".join((header, *(rest if rows is None else rows)))
+        return "".join((header, *self._rows().get(query, rest)))
 
-    def _rows(self, query: str) -> list[str] | None:
-        """Return the rows of a list; None if it is the manual's example."""
+    def _rows(self) -> Mapping[str, Iterable[str]]:
+        """Return the rows of its lists by query."""
         names = [(one, f"uid_{one.uid}") for one in self.servers]
-        gpus = list(enumerate(self.gpus))
-        match query:
-            case protocol_v3.SERVERS:
-                return [
-                    f"{name},{one.uid},{one.pid},Ready,{self.pipe}/{name},-,-\n"
-                    for one, name in names
-                ]
-            case protocol_v3.CLIENTS:
-                there = [one for one in self.served if one.exists]
-                return [
-                    f"{one.pid},uid_{one.uid},{one.gpus[0]},{self.namespace(one)},python3\n"
-                    for one in there
-                ]
-            case protocol_v3.NAMESPACES:
-                return [
-                    f"{space},{name},Ready,{row},{self.pipe}/{name}/{space}\n"
-                    for _, name in names
-                    for space, row in NAMESPACES.items()
-                ]
-            case protocol_v3.DEVICES:
-                return [
-                    f"{at},{name},{gpu.pci},{gpu.uuid},NVIDIA H200,{SMS},{CHUNKS},-\n"
-                    for _, name in names
-                    for at, gpu in gpus
-                ]
-            case protocol_v3.PARTITIONS:
-                return [
-                    f"{name},{gpu.uuid},{row}\n"
-                    for _, name in names
-                    for _, gpu in gpus
-                    for row in PARTITIONS
-                ]
-        return None
+        there = [one for one in self.served if one.exists]
+        return {
+            protocol_v3.SERVERS: (
+                f"{name},{one.uid},{one.pid},Ready,{self.pipe}/{name},-,-\n" for one, name in names
+            ),
+            protocol_v3.CLIENTS: (
+                f"{one.pid},uid_{one.uid},{one.gpus[0]},{self.namespace(one)},python3\n"
+                for one in there
+            ),
+            protocol_v3.NAMESPACES: (
+                f"{space},{name},Ready,{row},{self.pipe}/{name}/{space}\n"
+                for _, name in names
+                for space, row in NAMESPACES.items()
+            ),
+            protocol_v3.DEVICES: (
+                f"{at},{name},{gpu.pci},{gpu.uuid},NVIDIA H200,{SMS},{CHUNKS},-\n"
+                for _, name in names
+                for at, gpu in enumerate(self.gpus)
+            ),
+            protocol_v3.PARTITIONS: (
+                f"{name},{gpu.uuid},{row}\n"
+                for _, name in names
+                for gpu in self.gpus
+                for row in PARTITIONS
+            ),
+        }
 
     def namespace(self, client: Client) -> str:
         return self.world.random(client.key, "namespace").choice(tuple(NAMESPACES))

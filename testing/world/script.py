@@ -1,6 +1,6 @@
 """What users and operators do in a simulated world: pure data, made from a seed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
@@ -212,3 +212,24 @@ def _client(plan: Plan, name: str, users: tuple[int, ...], gpus: int) -> Iterato
     how = random.choice(("exit", "SIGTERM", "SIGKILL")) if plan.has("deaths") else "exit"
     work = faults and random.random() < 0.2
     yield Action(end, "end_client", name, {"how": how, "work": work})
+
+
+Fails = Callable[[Sequence[Action]], Awaitable[bool]]
+
+
+async def shrink(actions: Sequence[Action], fails: Fails) -> tuple[Action, ...]:
+    """Return the shortest actions that still fail: remove halves, quarters ... single actions.
+
+    Every delay of a world depends on its own entity only, so the rest of the history stays.
+    """
+    kept = list(actions)
+    size = max(len(kept) // 2, 1)
+    while True:
+        removed = False
+        for begin in range(len(kept) - size, -1, -size):
+            fewer = kept[:begin] + kept[begin + size :]
+            if await fails(fewer):
+                kept, removed = fewer, True
+        if size == 1 and not removed:
+            return tuple(kept)
+        size = max(size // 2, 1)

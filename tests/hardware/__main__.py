@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import tests.hardware.jobs
 import tests.hardware.rights
 import tests.hardware.sharing  # noqa: F401 - they put their scenarios on the list
 from mps_exporter.logging import configure
-from tests.hardware.lab import build, lab, machine
+from tests.hardware.lab import lab, machine
 from tests.hardware.scenarios import DOUBLE, SCENARIOS
 
 
@@ -21,16 +20,14 @@ async def run(names: list[str], out: Path, limit_seconds: float) -> int:
     """Act the scenarios out one after another; return the number of failed checks."""
     failed: list[str] = []
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="lab-build-") as folder:
-        client = build(Path(folder), "client")
-        for name in names:
-            if time.monotonic() - began > limit_seconds:
-                failed.append(f"{name}: no time left")
-                continue
-            words, scenario = SCENARIOS[name]
-            async with lab(name, words, client, out) as one:
-                await asyncio.wait_for(scenario(one), 300)
-            failed += [f"{name}: {check.name}" for check in one.checks if not check.ok]
+    for name in names:
+        if time.monotonic() - began > limit_seconds:
+            failed.append(f"{name}: no time left")
+            continue
+        words, scenario = SCENARIOS[name]
+        async with lab(name, words, out) as one:
+            await asyncio.wait_for(scenario(one), 300)
+        failed += [f"{name}: {check.name}" for check in one.checks if not check.ok]
     print(
         f"\n{len(names)} scenarios, {len(failed)} failed checks, {time.monotonic() - began:.0f} s"
     )

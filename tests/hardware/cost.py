@@ -5,8 +5,7 @@ import importlib.util
 import sys
 from dataclasses import asdict
 
-from bench.http import compare
-from bench.program import installed
+from bench.http import compare, installed
 from tests.hardware.lab import Lab
 from tests.hardware.scenarios import scenario
 

@@ -22,21 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.hardware.lab import Actors, Client, build, exporter, get, serving
+from tests.hardware.lab import Actors, Client, exporter, get, serving
 
 PORTS = {"kernel log": 9481, "no kernel log": 9482}
 WORK = ("device", "100", "60")  # 60 kernels of 0.1 s that write device memory.
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 MEMORY_GROUP = Path("/sys/fs/cgroup/mps-lab")
-
-
-def wait_for(client: Client, word: str) -> None:
-    """Wait until a program has printed this word, or exited."""
-    limit = time.monotonic() + 60.0
-    while not client.has_printed(word):
-        if client.process.poll() is not None or time.monotonic() > limit:
-            return
-        time.sleep(0.002)
 
 
 @dataclass
@@ -62,7 +53,7 @@ class Round(Actors):
             for _ in range(int(number))
         ]
         for client in started:
-            wait_for(client, "init")
+            client.wait_for("init")
         time.sleep(0.3)
 
     def idle(self) -> Client:
@@ -87,7 +78,7 @@ def leave(how: str, near: str, *work: str, number: int = 1, gap: float = 0.0, ui
         words = (*work, "25") if python else (*(work or WORK), *end)
         group = [one.run(*words, uid=uid, memory_limit=how == "oom") for _ in range(number)]
         for client in group:
-            wait_for(client, "queued")
+            client.wait_for("queued")
         time.sleep(0.35)
         for client in group:
             one.left_work.append(client.pid)
@@ -121,14 +112,14 @@ def own(kind: str, near: str, *, first: bool = False, innocent_after: float | No
         if not first:
             one.neighbours(near)
         faulty = one.run(kind, "0", "0", "", "0.5")
-        wait_for(faulty, "queued")
+        faulty.wait_for("queued")
         if first:
             one.neighbours(near)
         one.own_fault.append(faulty.pid)
         steps = [(0.0, faulty.pid, signal.SIGUSR1)]
         if innocent_after is not None:
             innocent = one.idle()
-            wait_for(innocent, "synced")
+            innocent.wait_for("synced")
             one.innocent.append(innocent.pid)
             steps.append((innocent_after, innocent.pid, signal.SIGKILL))
         time.sleep(0.5)
@@ -251,10 +242,8 @@ def scrape() -> None:
         time.sleep(1.0)
 
 
-def act_out(name: str, act: Act, program: Path, folder: Path) -> dict[str, Any]:
-    folder.mkdir()
-    folder.chmod(0o755)
-    one = Round(folder, program)
+def act_out(name: str, act: Act, folder: Path) -> dict[str, Any]:
+    one = Round(folder)
     daemon = one.daemon()
     began = time.time()
     try:
@@ -303,7 +292,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="faults-") as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
-        program = build(folder, "leave")
         try:
             prepare_memory_group()
         except OSError as error:
@@ -323,7 +311,7 @@ def main() -> int:
                 print(f"no time for {words}", flush=True)
             elif re.search(arguments.only, words):
                 try:
-                    results.append(act_out(words, act, program, folder / f"r{number}"))
+                    results.append(act_out(words, act, folder / f"r{number}"))
                 except Exception as error:  # noqa: BLE001 - the other rounds are still worth having
                     print(f"{words}: {error!r}", flush=True)
     (arguments.out / "faults.json").write_text(json.dumps(results) + "\n")

@@ -12,12 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.hardware.faults import wait_for
-from tests.hardware.lab import Actors, Client, build, exporter, get, machine, serving
+from tests.hardware.lab import Actors, Client, exporter, get, machine, program, serving
 
 PORT = 9485
 
@@ -82,16 +81,16 @@ def use_of(pid: int) -> dict[str, float]:
     return next((use for using in uses for use in using.values()), {})
 
 
-def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, Path]) -> Any:
+def act_bounds(name: str, given: list[Load], folder: Path) -> Any:
     """Run loads for 12 s, a load alone for 24 s, and read the bounds each second."""
     alone = len(given) == 1
     duration = 24 if alone else 12
-    one = Actors(folder, programs["client"])
+    one = Actors(folder)
     one.daemon()
     get(PORT, "/metrics")
     loads: list[tuple[Client, int]] = []
     for blocks, percentage, on, off, gpus in given:
-        command = [str(programs["gpu_load"]), "pulse", *map(str, (blocks, on, off, duration))]
+        command = [program("gpu_load"), "pulse", *map(str, (blocks, on, off, duration))]
         client = one.client("", 0, command=command, percentage=percentage, gpus=gpus)
         loads.append((client, blocks))
     seen: dict[int, list[dict[str, float]]] = {client.pid: [] for client, _ in loads}
@@ -140,15 +139,10 @@ def predicted(pid: int) -> dict[str, Any]:
 
 
 def act_end(
-    folder: Path,
-    programs: dict[str, Path],
-    leaver: Place,
-    others: Sequence[Place],
-    users: int,
-    milliseconds: int = 1000,
+    folder: Path, leaver: Place, others: Sequence[Place], users: int, milliseconds: int = 1000
 ) -> dict[str, Any]:
     """Kill a client with work in flight, and compare who is lost with the prediction."""
-    one = Actors(folder, programs["client"])
+    one = Actors(folder)
     began = time.monotonic()
     try:
         one.daemon(arguments=("-d", "-multiuser-server") if users > 1 else ("-d",))
@@ -158,11 +152,10 @@ def act_end(
             client = one.client(other.mode, 40, uid=uid, gpus=other.gpus)
             clients[client.pid] = client, other
         work = str(milliseconds), str(60_000 // milliseconds), "pause", "60"
-        words = [str(programs["leave"]), leaver.mode, *work]
-        ending = one.client("", 0, command=words, gpus=leaver.gpus)
-        wait_for(ending, "init")  # CUDA queues about a thousand kernels at a time
+        ending = one.leaver(leaver.mode, *work, gpus=leaver.gpus)
+        ending.wait_for("init")  # CUDA queues about a thousand kernels at a time
         for client, _ in clients.values():
-            wait_for(client, "ready")
+            client.wait_for("ready")
         get(PORT, "/metrics")
         foreseen = predicted(ending.pid)
         early = [pid for pid, (client, _) in clients.items() if client.has_printed('"error"')]
@@ -218,25 +211,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="foresight-") as temporary:
         folder = Path(temporary)
         folder.chmod(0o755)
-        programs = {one: build(folder, one) for one in ("client", "leave", "gpu_load")}
-        rounds = iter(range(1000))
-
-        def new() -> Path:
-            made = folder / f"r{next(rounds)}"
-            made.mkdir()
-            made.chmod(0o755)
-            return made
-
+        rounds = (folder / f"r{number}" for number in count())
         loads, shapes = chosen(given.parts)
         try:
             with serving(PORT, "--log.level=warn"):
                 for shape in shapes:
                     if given.parts != "two-gpus" or time.monotonic() - began < TWO_GPU_SECONDS:
-                        results["ends"].append(act_end(new(), programs, *shape))
+                        results["ends"].append(act_end(next(rounds), *shape))
                         seen = results["ends"][-1]
                         print(json.dumps({name: seen[name] for name in PRINTED}), flush=True)
                 for name, those in loads.items():
-                    results["bounds"].append(act_bounds(name, those, new(), programs))
+                    results["bounds"].append(act_bounds(name, those, next(rounds)))
                 results["status"] = json.loads(get(PORT, "/api/v1/status"))["incidents"]
         finally:
             (given.out / "foresight.json").write_text(json.dumps(results) + "\n")

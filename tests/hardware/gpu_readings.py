@@ -1,23 +1,17 @@
-"""Compare readings of a GPU with nvidia-smi's: python3 -m tests.hardware.gpu_readings --out DIR.
+"""Compare readings of a GPU with nvidia-smi's: python3 -m tests.hardware.gpu_readings.
 
 The first GPU is idle, then under a load of known size, then has an Xid 31; no other program should
-use it. DIR gets raw.json: the replies of all calls, of which testing/nvml_h200.json was made.
+use it.
 """
 
-import argparse
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, cast
 
-from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
-from mps_exporter.sources.nvml.pynvml_api import NvmlApi, NvmlError
+from mps_exporter.sources.nvml import NvmlSession
 from testing.commands import output_of
 from testing.nvml_host import values
-from tests.hardware.lab import build
+from tests.hardware.lab import program
 
 FAILURES: list[str] = []
 
@@ -69,50 +63,6 @@ COMPARED: tuple[tuple[str, str, float, float | None, float], ...] = (
         for name in ("sw_power_cap", "sw_thermal_slowdown", "hw_thermal_slowdown")
     ),
 )
-
-
-class Answers:
-    """A library that notes the first answer of each call."""
-
-    def __init__(self, library: NvmlApi) -> None:
-        self._library = library
-        self.found: dict[str, Any] = {}
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._library, name)
-
-        def noted(*arguments: Any) -> Any:
-            key = self._name(name, arguments)
-            try:
-                answer = method(*arguments)
-            except NvmlError as error:
-                self.found.setdefault(key, {"code": error.code})
-                raise
-            self.found.setdefault(key, plain(answer))
-            return answer
-
-        return noted
-
-    @staticmethod
-    def _name(method: str, arguments: tuple[Any, ...]) -> str:
-        shown = [str(one) for one in arguments if isinstance(one, int | str)]
-        if method in {"number", "numbers", "text", "call"}:
-            return f"{shown[0]}({', '.join(shown[1:])})"
-        if method == "fields":
-            return f"fields {[list(one) for one in arguments[1]]}"
-        return f"{method}({', '.join(shown)})"
-
-
-def plain(answer: Any) -> Any:
-    """Something that JSON can hold."""
-    if isinstance(answer, list | tuple):
-        return [plain(one) for one in answer]
-    if isinstance(answer, dict):
-        return {str(name): plain(value) for name, value in answer.items()}
-    if isinstance(answer, int | float | str | bool) or answer is None:
-        return answer
-    slots = getattr(type(answer), "__slots__", None)
-    return {name: plain(getattr(answer, name)) for name in slots} if slots else repr(answer)
 
 
 def nvidia_smi(*arguments: str) -> str:
@@ -183,28 +133,12 @@ def fault(load: str, source: NvmlSession) -> None:
     check("its time is now", time.time() - after.get("last_xid_at,31", 0) < 10, "")
 
 
-def raw_answers() -> dict[str, Any]:
-    """Take one observation, and give every raw answer."""
-    answers = Answers(NvmlApi())
-    session = NvmlSession(
-        cast("NvmlApi", answers), options=NvmlOptions(xid_events=False, serials=True)
-    )
-    identity = plain(session.observe().gpus[0])
-    session.close()
-    return {"identity": identity, "answers": answers.found, "nvidia-smi -q": nvidia_smi("-q")}
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("gpu-readings"))
-    out: Path = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "raw.json").write_text(json.dumps(raw_answers(), indent=1, default=str))
     source = NvmlSession()
     idle = compare("idle", source)
     check("idle: no utilization", idle["gpu_utilization"] < 0.02, idle["gpu_utilization"])
     major, minor = source.observe().gpus[0].compute_capability or (9, 0)
-    load = str(build(out, "gpu_load", f"sm_{major}{minor}"))
+    load = program("gpu_load", f"sm_{major}{minor}")
     pulses(load, source)
     fault(load, source)
     source.close()

@@ -41,18 +41,6 @@ SHELL = ("export ", "unset ")
 
 
 @dataclass
-class Process:
-    """A CUDA process, and how it was started."""
-
-    client: Client
-    daemon: Daemon
-    uid: int
-    before: tuple[str, ...]
-    environment: dict[str, str]
-    pid: int
-
-
-@dataclass
 class Stage:
     """One case under way."""
 
@@ -78,31 +66,31 @@ class Stage:
         before: Sequence[str] = (),
         inner: bool = False,
         **environment: str,
-    ) -> Process:
+    ) -> Client:
         """Start a process that makes a context, and stays whatever comes of it."""
         daemon = daemon or self.daemon
         client = self.lab.stayer(daemon=daemon, uid=uid, before=before, more=environment)
-        pid = inner_pid(client.pid) if inner else client.pid
-        return Process(client, daemon, uid, tuple(before), environment, pid)
+        client.inner = inner_pid(client.pid) if inner else 0
+        return client
 
-    async def started(self, daemon: Daemon | None = None, /, **settings: Any) -> Process:
+    async def started(self, daemon: Daemon | None = None, /, **settings: Any) -> Client:
         """Start a process, and wait until it has a context, or an error, or hangs."""
         process = self.start(daemon, **settings)
         await self.settled(process)
         return process
 
     async def cure(
-        self, process: Process, words: str, page: str = "", *, again: bool = True
+        self, process: Client, words: str, page: str = "", *, again: bool = True
     ) -> None:
         """Ask why it hangs, and carry out what the answer gives."""
         await self.heal(process, await self.ask(process, words, page), again=again)
 
-    async def settled(self, process: Process, seconds: float = HANGS_SECONDS) -> None:
+    async def settled(self, process: Client, seconds: float = HANGS_SECONDS) -> None:
         """Wait until it has a context, or an error, or hangs."""
-        await self.lab.settled(process.client, seconds)
-        self.facts["the process said"] = process.client.events()[:1]
+        await self.lab.settled(process, seconds)
+        self.facts["the process said"] = process.events()[:1]
 
-    async def ask(self, process: Process, words: str, page: str = "") -> str:
+    async def ask(self, process: Client, words: str, page: str = "") -> str:
         """Diagnose the process; the conclusion must contain these words. Return the command."""
         answer = await self.doctor(process.pid, "answer")
         await self.lab.look()  # for the recording
@@ -124,7 +112,7 @@ class Stage:
         return {"status": done.returncode, **answer}
 
     async def heal(
-        self, process: Process, command: str, *, again: bool = True, rounds: int = 1
+        self, process: Client, command: str, *, again: bool = True, rounds: int = 1
     ) -> None:
         """Run the command verbatim, and check that the process runs afterwards.
 
@@ -139,17 +127,17 @@ class Stage:
             if not left:
                 break
             await self.settled(process)
-            if process.client.event("error") is not None:
+            if process.event("error") is not None:
                 # The error came when the server that the process was sent to exited.
                 process = self._start_again(process)
                 await self.settled(process)
-            if process.client.event("ready") is not None:
+            if process.event("ready") is not None:
                 break
             answer = await self.doctor(process.pid, f"answer {rounds - left + 1}")
             command = str(answer.get("command") or "")
         await self.runs(process)
 
-    async def _carry_out(self, process: Process, command: str, *, again: bool) -> Process:
+    async def _carry_out(self, process: Client, command: str, *, again: bool) -> Client:
         """Run a command, and restart the process if necessary; return the process that runs."""
         self.note("a command is given", bool(command), "one", command)
         if command.startswith(SHELL):
@@ -158,14 +146,14 @@ class Stage:
         self.note("the command", done.returncode == 0, 0, f"{done.returncode} {done.stderr}")
         return self._start_again(process) if again else process
 
-    async def restart(self, process: Process, **environment: str) -> None:
+    async def restart(self, process: Client, **environment: str) -> None:
         """Start it again, with something set; it must run."""
         await self.runs(self._start_again(process, **environment))
 
-    def _start_again(self, process: Process, setting: str = "", **environment: str) -> Process:
+    def _start_again(self, process: Client, setting: str = "", **environment: str) -> Client:
         """Start it again, in a shell in which something was set."""
-        process.client.kill()
-        process.client.process.wait(10)
+        process.kill()
+        process.process.wait(10)
         shell = ("sh", "-c", f'{setting}exec "$@"', "sh") if setting else ()
         return self.start(
             process.daemon,
@@ -175,14 +163,14 @@ class Stage:
             **{**process.environment, **environment},
         )
 
-    async def runs(self, process: Process, seconds: float = 20) -> None:
+    async def runs(self, process: Client, seconds: float = 20) -> None:
         """It gets its context, and the doctor finds nothing wrong with it."""
         await self.settled(process, seconds)
-        event = process.client.event("ready")
-        self.note("it runs", event is not None, "ready", process.client.events())
+        event = process.event("ready")
+        self.note("it runs", event is not None, "ready", process.events())
         await self.fine(process)
 
-    async def fine(self, process: Process) -> None:
+    async def fine(self, process: Client) -> None:
         answer = await self.doctor(process.pid, f"afterwards {len(self.facts)}")
         ok = answer.get("outcome") in ("ok", "unknown")
         self.note("nothing is wrong", ok, "ok", answer.get("conclusion"))
@@ -362,7 +350,7 @@ async def no_variable(stage: Stage) -> None:
 async def memory_limit_below_a_context(stage: Stage) -> None:
     for mebibytes in (320, 384, 448, 512):
         process = await stage.started(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"0={mebibytes}M")
-        stage.facts[f"limit of {mebibytes} MiB"] = process.client.events()[:1]
+        stage.facts[f"limit of {mebibytes} MiB"] = process.events()[:1]
     process = await stage.started(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=100M")
     await stage.ask(process, "allows 100 MiB", "cuda-error-2-out-of-memory-under-mps")
     await stage.restart(process, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
@@ -374,7 +362,7 @@ async def memory_limit_below_a_context(stage: Stage) -> None:
 @case
 async def process_stopped(stage: Stage) -> None:
     process = await stage.started()
-    process.client.kill(signal.SIGSTOP)
+    process.kill(signal.SIGSTOP)
     await stage.cure(process, "is stopped (state T)", again=False)
 
 
@@ -401,13 +389,13 @@ async def full_server(stage: Stage) -> list[Client]:
     return crowd
 
 
-async def killed_in_the_queue(stage: Stage) -> Process:
+async def killed_in_the_queue(stage: Stage) -> Client:
     """A daemon that user 1001 holds, with the entry of a dead process of 1002 in its queue."""
     holder = await stage.started(uid=1001)
     dead = stage.start(uid=1002)
     await stage.lab.until("mps_uid_waiting_clients", 1, uid=1002)
-    dead.client.kill()
-    dead.client.process.wait(10)
+    dead.kill()
+    dead.process.wait(10)
     await stage.lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
     return holder
 
@@ -417,7 +405,7 @@ async def deaf_server(stage: Stage) -> None:
     holder = await killed_in_the_queue(stage)
     process = stage.start(uid=1002)
     await stage.lab.until("mps_uid_waiting_clients", 2, uid=1002)
-    holder.client.kill()
+    holder.kill()
     await stage.lab.until("mps_server_ghost", 1, seconds=30)
     command = await stage.ask(process, "was started for clients that had died", ALL_HANG)
     # Its server's end does not free the daemon while the client that it sent there is left.
@@ -457,10 +445,10 @@ async def daemon_asked_to_quit(stage: Stage) -> None:
     await stage.lab.until("mps_control_state", 1, mps_control_state="draining")
     process = await stage.started()
     await stage.ask(process, "was asked to quit", "quit-does-not-return")
-    holder.client.kill()
+    holder.kill()
     await quitting
     await stage.settled(process, 5)
-    stage.facts["once it had quit"] = process.client.events()
+    stage.facts["once it had quit"] = process.events()
     process.daemon = stage.new_daemon("-again")
     await stage.restart(process)
 
@@ -554,7 +542,7 @@ async def waiting_and_asked_by_its_user(stage: Stage) -> None:
     stage.note("status is not 0", answer["status"] != 0, "1 or 3", answer["status"])
     stage.note("is named", "wait" in str(answer), "wait", answer["conclusion"])
     await stage.ask(process, "has waited", "a-program-hangs-in-cuinit")
-    holder.client.kill()
+    holder.kill()
     await stage.runs(process, 60)
 
 
@@ -567,7 +555,7 @@ async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
     process = stage.start(daemon, uid=1002)
     await stage.settled(process, 1)
     await stage.ask(process, "wait")
-    holder.client.kill()
+    holder.kill()
     await stage.settled(process, 60)
     await stage.fine(process)
 
@@ -575,7 +563,7 @@ async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
 @case_of_processes
 async def ghost_and_asked_by_a_third_user(stage: Stage) -> None:
     holder = await killed_in_the_queue(stage)
-    holder.client.kill()
+    holder.kill()
     await stage.lab.until("mps_server_ghost", 1, seconds=30)
     process = await stage.started(uid=1003)
     answer = await stage.doctor(process.pid, "as a third user", uid=1003)
@@ -599,7 +587,7 @@ async def server_without_descriptors(stage: Stage) -> None:
     named = "has no file descriptor left" in report.stdout and "kill -9" not in report.stdout
     stage.note("doctor names it", named, "descriptors", report.stdout[:600])
     for one in healthy:
-        stage.note("runs on", one.client.event("error") is None, "ready", one.client.events())
+        stage.note("runs on", one.event("error") is None, "ready", one.events())
 
 
 @case_of_processes
@@ -609,8 +597,7 @@ async def refused_and_not_reaped(stage: Stage) -> None:
     client = stage.lab.python("sleeper.py", 1)
     await asyncio.sleep(3)  # nothing reaps it
     await stage.lab.look()
-    process = Process(client, stage.daemon, 0, (), {}, client.pid)
-    await stage.ask(process, "was refused")
+    await stage.ask(client, "was refused")
 
 
 @case_of_processes
@@ -619,7 +606,7 @@ async def refused_at_the_limit_and_reaped(stage: Stage) -> None:
     client = stage.lab.python("sleeper.py", 1)
     await stage.lab.left(client)
     await stage.lab.look()
-    await stage.ask(Process(client, stage.daemon, 0, (), {}, client.pid), "limit")
+    await stage.ask(client, "limit")
 
 
 @case_of_processes

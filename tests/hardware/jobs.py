@@ -4,15 +4,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 
-from tests.hardware.faults import wait_for
-from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, build, inner_pid, run
+from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, inner_pid, program, run
 from tests.hardware.scenarios import scenario, served
 
 SCRIPTS = HERE.parents[1] / "deploy" / "jobs"
-TERMINATE = HERE.parents[1] / "deploy" / "jobs" / "mps_terminate.py"
+TERMINATE = SCRIPTS / "mps_terminate.py"
 IN_FLIGHT = ("device", "200", "100", "pause", "60")
 """Kernels of 0.2 s that write device memory: 100 of them are queued."""
 
@@ -20,13 +18,13 @@ End = Callable[[Lab, Daemon, Client], Awaitable[None]]
 
 
 async def _busy_neighbours_lost(
-    lab: Lab, daemon: Daemon, leave: Path, end: End, *, uid: int = 0, before: tuple[str, ...] = ()
+    lab: Lab, daemon: Daemon, end: End, *, uid: int = 0, before: tuple[str, ...] = ()
 ) -> int:
     """End a client with work in flight next to three busy clients; return how many died."""
     neighbours = [lab.client("spin", 12, uid=uid) for _ in range(3)]
     await lab.ready(*neighbours)
-    leaver = lab.client("", 0, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
-    await asyncio.to_thread(wait_for, leaver, "queued")
+    leaver = lab.client("", 0, uid=uid, command=[*before, program("leave"), *IN_FLIGHT])
+    await asyncio.to_thread(leaver.wait_for, "queued")
     await asyncio.sleep(0.4)
     await end(lab, daemon, leaver)
     await lab.run(1.5)
@@ -37,43 +35,35 @@ async def _busy_neighbours_lost(
     return lost
 
 
-async def _script(lab: Lab, daemon: Daemon, *arguments: str, uid: int = 0) -> None:
-    """Run the script as a user, and note what it said."""
-    script = (
-        sys.executable,
-        "-ISB",
-        str(TERMINATE),
-        *arguments,
-        "--pipe-directory",
-        str(daemon.pipe),
-    )
-    command = [*as_user(uid), *script]
-    done = await run(*command, environment={"PATH": os.environ["PATH"]})
-    output = f"{done.returncode}: {done.stderr.strip()}"
-    lab.facts[f"script {' '.join(arguments[::2])} as {uid}"] = output
-    if not uid:
-        lab.note("the script", ok=done.returncode == 0, wanted=0, got=output)
+async def _terminate(daemon: Daemon, *arguments: str, before: Sequence[str] = ()) -> str:
+    """Run mps-terminate for a daemon; return its exit status and what it said."""
+    python = (sys.executable, "-ISB", str(TERMINATE))
+    where = ("--pipe-directory", str(daemon.pipe))
+    environment = {"PATH": os.environ["PATH"]}
+    done = await run(*before, *python, *arguments, *where, environment=environment)
+    return f"{done.returncode}: {done.stderr.strip()}"
 
 
 async def _by_the_script(lab: Lab, daemon: Daemon, leaver: Client) -> None:
-    await _script(lab, daemon, "--descendant-of", str(leaver.pid))
+    output = await _terminate(daemon, "--descendant-of", str(leaver.pid))
+    lab.facts["script --descendant-of as 0"] = output
+    lab.note("the script", ok=output.startswith("0:"), wanted=0, got=output)
     leaver.kill()
 
 
 async def _as_its_user(lab: Lab, daemon: Daemon, leaver: Client) -> None:
-    await _script(lab, daemon, "--uid", str(leaver.uid), "--pid", str(leaver.pid), uid=leaver.uid)
+    wanted, user = ("--uid", str(leaver.uid), "--pid", str(leaver.pid)), as_user(leaver.uid)
+    output = await _terminate(daemon, *wanted, before=user)
+    lab.facts[f"script --uid --pid as {leaver.uid}"] = output
     leaver.kill()
 
 
 async def _in_its_container(lab: Lab, daemon: Daemon, leaver: Client) -> None:
     """A preStop hook: it has the PIDs of the container, the daemon those of the host."""
     inner = inner_pid(leaver.pid)
-    python = [sys.executable, "-ISB", str(TERMINATE)]
-    inside = ["nsenter", f"--target={inner}", "--pid", "--mount", *python]
-    hook = ("--own-pid-namespace", "--pipe-directory", str(daemon.pipe))
-    done = await run(*inside, *hook, environment={"PATH": os.environ["PATH"]})
-    output = f"{done.returncode}: {done.stderr.strip()}"
-    ok = done.returncode == 0 and "terminated client" in output
+    inside = ("nsenter", f"--target={inner}", "--pid", "--mount")
+    output = await _terminate(daemon, "--own-pid-namespace", before=inside)
+    ok = output.startswith("0:") and "terminated client" in output
     lab.note("the hook", ok=ok, wanted="0: terminated client", got=output)
     os.kill(inner, signal.SIGKILL)
 
@@ -91,7 +81,7 @@ async def _by_sigkill(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 
 @scenario("jobs with work in flight are ended through the shipped scripts: no neighbour is lost")
 async def ending_jobs(lab: Lab) -> None:
-    leave = await asyncio.to_thread(build, lab.folder, "leave")
+    await asyncio.to_thread(program, "leave")
     daemon = lab.daemon()
     await lab.until("mps_control_up", 1)
     ways: dict[str, tuple[End, tuple[str, ...]]] = {
@@ -106,16 +96,16 @@ async def ending_jobs(lab: Lab) -> None:
         ),
     }
     for words, (end, before) in ways.items():
-        lost = await _busy_neighbours_lost(lab, daemon, leave, end, before=before)
+        lost = await _busy_neighbours_lost(lab, daemon, end, before=before)
         lab.equal(f"busy neighbours lost: {words}", lost, 0)
     await lab.look()
     lab.check("mps_client_losses_total", len(ways), cause="terminated")
     lab.check("mps_server_faults_total", 0)
     # Not known before: may a user terminate clients of their own on root's daemon?
-    lost = await _busy_neighbours_lost(lab, daemon, leave, _as_its_user, uid=1001)
+    lost = await _busy_neighbours_lost(lab, daemon, _as_its_user, uid=1001)
     lab.facts["busy neighbours lost: the script as an ordinary user"] = lost
     # That the scripts are what saves them: the same without.
-    lost = await _busy_neighbours_lost(lab, daemon, leave, _by_sigkill)
+    lost = await _busy_neighbours_lost(lab, daemon, _by_sigkill)
     lab.note("busy neighbours lost: SIGKILL alone", ok=lost > 0, wanted="> 0", got=lost)
     await lab.quit(daemon)
 

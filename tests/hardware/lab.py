@@ -8,7 +8,9 @@ The lab changes no setting of the GPU and ends every process that it started.
 """
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -16,15 +18,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mps_exporter
+from bench.http import children, started
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.metrics import CATALOGUE
@@ -35,18 +39,21 @@ from testing.commands import output_of
 from testing.player import Metrics
 
 HERE = Path(__file__).parent
+T = TypeVar("T")
 Wanted = float | tuple[float, float] | None  # A value, a range, or absence.
 CONTROL = "nvidia-cuda-mps-control"
 
 
-def build(folder: Path, name: str, architecture: str = "sm_90") -> Path:
-    """Compile a CUDA program, which every user may run."""
-    binary = folder / name
-    source = str(HERE / f"{name}.cu")
+@functools.cache
+def program(name: str, architecture: str = "sm_90") -> str:
+    """Compile a CUDA program, which every user may run, and which goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="lab-build-"))
+    atexit.register(shutil.rmtree, folder)
+    binary, source = str(folder / name), str(HERE / f"{name}.cu")
     flags = ("-O2", f"-arch={architecture}", "-lcuda")
-    subprocess.run(["nvcc", *flags, "-o", str(binary), source], check=True)
-    binary.chmod(0o755)
-    folder.chmod(0o755)
+    subprocess.run(["nvcc", *flags, "-o", binary, source], check=True)
+    for path in (folder, folder / name):
+        path.chmod(0o755)
     return binary
 
 
@@ -71,6 +78,14 @@ async def run(
     )
 
 
+def wait(condition: Callable[[], T], seconds: float) -> T:
+    """Return what a condition returns, once that is true, or after this time."""
+    end = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.002)
+    return found
+
+
 def exporter(*arguments: str, uid: int | None = None) -> list[str]:
     return [*as_user(uid), sys.executable, "-m", "mps_exporter", *arguments]
 
@@ -83,69 +98,17 @@ def get(port: int, path: str) -> str:
 
 
 @contextlib.contextmanager
-def serving(
-    port: int, *flags: str, before: Sequence[str] = ()
-) -> Iterator[subprocess.Popen[bytes]]:
+def serving(port: int, *flags: str, before: Sequence[str] = ()) -> Iterator[None]:
     """Run an exporter on this port, by another program if need be."""
-    listen = f"--web.listen-address=127.0.0.1:{port}"
-    process = subprocess.Popen([*before, *exporter(listen, *flags)])
-    try:
-        end = time.monotonic() + 15
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                get(port, "/metrics")
-                break
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
+    command = [*before, *exporter(f"--web.listen-address=127.0.0.1:{port}", *flags)]
+    with started(command, f"http://127.0.0.1:{port}/metrics") as served:
+        served.until_good()
+        yield
 
 
 def inner_pid(outer: int) -> int:
     """Return the only child of a process, once it exists."""
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        if children := _children(outer):
-            return children[0]
-        time.sleep(0.02)
-    raise TimeoutError(f"process {outer} has no child")
-
-
-@dataclass
-class Client:
-    process: subprocess.Popen[bytes]
-    output: Path
-    uid: int
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def events(self) -> list[dict[str, object]]:
-        lines = self.output.read_text(errors="replace").splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-
-    def event(self, name: str) -> dict[str, object] | None:
-        """Return the first event of this name, if it has been printed."""
-        return next((event for event in self.events() if event["event"] == name), None)
-
-    def has_printed(self, word: str) -> bool:
-        return word in self.output.read_text(errors="replace")
-
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(how)
-
-
-def end_all(clients: Sequence[Client]) -> None:
-    """Kill these clients, also those that are stopped, and wait until they have exited."""
-    for client in clients:
-        client.kill(signal.SIGCONT)
-        client.kill()
-    for client in clients:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            client.process.wait(10)
+    return wait(lambda: children(outer), 5)[0]
 
 
 @dataclass
@@ -176,7 +139,7 @@ class Daemon:
         self.pid = int((self.pipe / f"{CONTROL}.pid").read_text())
 
     def servers(self) -> list[int]:
-        return _children(self.pid)
+        return children(self.pid)
 
     def resume(self) -> None:
         """Continue it and its servers, if they are stopped."""
@@ -187,14 +150,12 @@ class Daemon:
         """Stop it cleanly, and wait until it has exited."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.tool("quit", seconds)
-        for _ in range(100):
-            if not _runs(self.pid):
-                return
-            time.sleep(0.05)
-        servers = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        if wait(lambda: not _runs(self.pid), 5):
+            return
+        servers = self.servers()
         self.kill()
-        for server in servers.split():  # a deaf server remains, with its GPU memory
-            send(int(server), signal.SIGKILL)
+        for server in servers:  # a deaf server remains, with its GPU memory
+            send(server, signal.SIGKILL)
 
     def kill(self) -> None:
         send(self.pid, signal.SIGKILL)
@@ -211,6 +172,50 @@ def daemon_at(pipe: Path, log: Path, **environment: str) -> Daemon:
 
 
 @dataclass
+class Client:
+    process: subprocess.Popen[bytes]
+    output: Path
+    uid: int
+    daemon: Daemon | None  # None: the youngest when it was started.
+    before: tuple[str, ...]  # The command that started it.
+    environment: Mapping[str, str]  # What was set for it alone.
+    inner: int = 0  # PID of what that command started, if it stays itself.
+
+    @property
+    def pid(self) -> int:
+        return self.inner or self.process.pid
+
+    def events(self) -> list[dict[str, object]]:
+        lines = self.output.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def event(self, name: str) -> dict[str, object] | None:
+        """Return the first event of this name, if it has been printed."""
+        return next((event for event in self.events() if event["event"] == name), None)
+
+    def has_printed(self, word: str) -> bool:
+        return word in self.output.read_text(errors="replace")
+
+    def wait_for(self, word: str) -> None:
+        """Wait until it has printed this word, or exited."""
+        wait(lambda: self.has_printed(word) or self.process.poll() is not None, 60)
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(how)
+
+
+def end_all(clients: Sequence[Client]) -> None:
+    """Kill these clients, also those that are stopped, and wait until they have exited."""
+    for client in clients:
+        client.kill(signal.SIGCONT)
+        client.kill()
+    for client in clients:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            client.process.wait(10)
+
+
+@dataclass
 class Check:
     name: str
     ok: bool
@@ -223,10 +228,13 @@ class Actors:
     """Daemons and clients, with what they write in a folder."""
 
     folder: Path
-    client_binary: Path
     daemons: list[Daemon] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     others: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir()
+        self.folder.chmod(0o755)
 
     def directories(self, name: str, **environment: str) -> Daemon:
         """Make the directories of a daemon that is not started yet."""
@@ -251,11 +259,8 @@ class Actors:
             command, env=daemon.environment, check=True, timeout=30, stdout=subprocess.DEVNULL
         )
         pid_file = daemon.pipe / f"{CONTROL}.pid"
-        for _ in range(100):
-            if pid_file.exists() and pid_file.read_text().strip():
-                break
-            time.sleep(0.02)
-        daemon.pid = int(pid_file.read_text())
+        wait(lambda: pid_file.exists() and pid_file.read_text().strip(), 2)
+        daemon.find()
         self.daemons = [one for one in self.daemons if one.pipe != daemon.pipe] + [daemon]
         return daemon
 
@@ -294,7 +299,7 @@ class Actors:
         }
         output = self.folder / f"client-{len(self.clients)}.out"
         load = (mode, seconds, mebibytes, blocks, streams)
-        words = command or [str(self.client_binary), *map(str, load)]
+        words = command or [program("client"), *map(str, load)]
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [*before, *as_user(uid), *words],
@@ -304,13 +309,13 @@ class Actors:
                 cwd="/",
                 start_new_session=True,
             )
-        client = Client(process, output, uid)
+        client = Client(process, output, uid, daemon, tuple(before), more or {})
         self.clients.append(client)
         return client
 
     def leaver(self, *arguments: str, **settings: Any) -> Client:
-        """Start leave.cu, of which client_binary is the program, as a client."""
-        return self.client("", 0, command=[str(self.client_binary), *arguments], **settings)
+        """Start leave.cu as a client."""
+        return self.client("", 0, command=[program("leave"), *arguments], **settings)
 
     def python(self, script: str, *arguments: object, **settings: Any) -> Client:
         """Start a Python program of this folder as a client."""
@@ -422,9 +427,9 @@ class Lab(Actors):
 
         "" if the client hangs or crashed.
         """
-        end = time.monotonic() + seconds
-        while client.process.poll() is None and not client.events() and time.monotonic() < end:
-            await asyncio.sleep(0.05)
+        await asyncio.to_thread(
+            wait, lambda: client.process.poll() is not None or client.events(), seconds
+        )
         said = (client.events() or [{}])[0]
         return f"{said.get('event', '')} {said.get('code', '')}".strip()
 
@@ -510,12 +515,6 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
 def as_user(uid: int | None) -> list[str]:
     if not uid:
         return []
@@ -539,14 +538,10 @@ def machine() -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def lab(
-    scenario: str, words: str, client_binary: Path, out: Path, **overrides: object
-) -> AsyncIterator[Lab]:
+async def lab(scenario: str, words: str, out: Path, **overrides: object) -> AsyncIterator[Lab]:
     """A lab for one scenario; writes SCENARIO.rec.gz and SCENARIO.json at its end."""
     folder = Path(f"/tmp/lab-{scenario}")
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    folder.chmod(0o755)
     values: dict[str, object] = {"mps_min_query_interval": 1.0, **overrides}
     settings = Settings(**values)  # type: ignore[arg-type]
     where, driver = machine()
@@ -563,7 +558,7 @@ async def lab(
     host = LiveHost(settings)
     collector = Collector(host, settings, on_observation=writer.add)
     follower = asyncio.create_task(collector.run_between_collections())
-    one = Lab(folder, client_binary, scenario=scenario, out=out, collector=collector)
+    one = Lab(folder, scenario=scenario, out=out, collector=collector)
     print(f"== {scenario}: {words}", flush=True)
     began = time.monotonic()
     try:

@@ -11,8 +11,7 @@ from testing.world.checks import counters
 from testing.world.defects import put_back
 from testing.world.drive import Play, play, record
 from testing.world.model import START_MS, World
-from testing.world.script import Action, generate
-from testing.world.shrink import shrink
+from testing.world.script import Action, generate, shrink
 
 WORLDS = (
     *((seed, 5) for seed in range(12)),
