@@ -157,8 +157,7 @@ class ControlTool:
         self._kept_capabilities = (CAP_SYS_PTRACE,) if has_ptrace else ()
         self._budget = budget or UserBudget(clock=clock)
         self._daemons: dict[str, _QueryState] = {}
-        self._runs: Counter[str] = Counter()
-        self._failures: dict[str, Counter[str]] = {}
+        self._runs: dict[str, Counter[Outcome]] = {}
         self._transitions = TransitionLogger(logging.getLogger(__name__))
 
     async def probe(
@@ -224,7 +223,10 @@ class ControlTool:
             return observation
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
+        runs = self._runs.get(pipe_directory, Counter())
+        harmless = (Outcome.OK, Outcome.SKIPPED)
+        failures = {one.value: count for one, count in runs.items() if one not in harmless}
+        return runs.total(), failures
 
     def forget(self, present: Iterable[str]) -> None:
         """Drop the state of all daemons except these (pipe directories)."""
@@ -235,7 +237,6 @@ class ControlTool:
                 self._transitions.forget("daemon", gone)
         for gone in self._runs.keys() - kept:
             del self._runs[gone]
-            self._failures.pop(gone, None)
 
     # ------------------------------------------------------------------ one daemon
 
@@ -304,12 +305,9 @@ class ControlTool:
                 attempt = await self._run_once(state, commands, deadline - self._clock())
             least = policy.MIN_CONTROL_RETRY_SECONDS
             exchange = replace(attempt, attempts=exchange.attempts + 1)
-            self._runs[daemon.pipe_directory] += 1
+            self._runs.setdefault(daemon.pipe_directory, Counter())[exchange.outcome] += 1
             if not _should_retry(exchange, daemon):
                 break
-        if exchange.outcome not in (Outcome.OK, Outcome.SKIPPED):
-            failures = self._failures.setdefault(daemon.pipe_directory, Counter())
-            failures[exchange.outcome.value] += 1
         return exchange
 
     async def _run_once(

@@ -116,30 +116,31 @@ async def test_a_probe_gets_a_minimal_environment(
 
 
 @pytest.mark.parametrize(
-    ("reply", "retried", "why"),
+    ("reply", "runs", "why"),
     [
-        (REFUSED, True, "Cannot send command to MPS control daemon process"),
-        (GARBAGE, True, "\\xff"),
-        (ProcessResult(None, b"x" * 9000, output_exceeded=True), True, "more than 1048576"),
-        (ABSENT, False, ""),
+        (REFUSED, 2, "Cannot send command to MPS control daemon process"),
+        (GARBAGE, 2, "\\xff"),
+        (ProcessResult(None, b"x" * 9000, output_exceeded=True), 2, "more than 1048576"),
+        (ABSENT, 1, ""),
     ],
 )
 async def test_a_failure_is_retried_once(
-    desk: Desk, reply: ProcessResult, retried: bool, why: str
+    desk: Desk, reply: ProcessResult, runs: int, why: str
 ) -> None:
-    """An absent daemon is queried again only if its process exists."""
+    """An absent daemon is queried again only if its process exists. Every run is counted."""
     tool = desk.tool()
     alive = replace(DAEMON, lock_holder_pid=7, lock_tested=True)
     desk.answers = [reply, OK]
     seen = await tool.probe(alive, 5)
     assert (seen.outcome, seen.exchanges[0].attempts) == (Outcome.OK, 2)
-    assert tool.counts("/tmp/mps") == (2, {})
+    before = tool.counts("/tmp/mps")
     desk.answers = [reply, reply]
     seen = await tool.probe(DAEMON, 5)
     assert seen.outcome not in (Outcome.OK, Outcome.SKIPPED)
     assert why in (seen.error or "")
     assert len(seen.exchanges[0].stdout) < 5000
-    assert tool.counts("/tmp/mps") == (4 if retried else 3, {seen.outcome.value: 1})
+    assert before == (2, {seen.outcome.value: 1})
+    assert tool.counts("/tmp/mps") == (2 + runs, {seen.outcome.value: 1 + runs})
 
 
 async def test_a_probe_is_reused_until_it_is_too_old(desk: Desk) -> None:
