@@ -65,10 +65,6 @@ class TickingNvml(FakeNvml):
     def now(self, moment: float) -> None:
         """Do nothing: the clock is real."""
 
-    def wait_xid(self, events: object, timeout_milliseconds: int) -> None:
-        assert events is not None
-        time.sleep(timeout_milliseconds / 1000)
-
 
 @dataclass
 class Client:

@@ -224,9 +224,7 @@ MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances
 
 # ------------------------------------------- Xid events and control groups
 
-XID_TIMEOUT_MILLISECONDS = 500  # Timeout of one wait for Xid events. The thread stops between two.
-XID_RETRY_SECONDS = 1.0  # Delay after a failed wait: for a lost GPU it fails at once.
-XID_STOP_TIMEOUT_SECONDS = 3.0  # Time for the Xid thread to end before NVML is shut down.
+MAX_XIDS = 1024  # Maximum number of Xid events of one read.
 MAX_CGROUPS_PER_GPU = 128  # Control groups whose memory is read: one call for each group and GPU.
 
 # =========================================================================== MPS: logs and replies

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import NvmlApi, NvmlError
 from testing.commands import output_of
 from testing.nvml_host import values
@@ -186,9 +186,7 @@ def fault(load: str, source: NvmlSession) -> None:
 def raw_answers() -> dict[str, Any]:
     """Take one observation, and give every raw answer."""
     answers = Answers(NvmlApi())
-    session = NvmlSession(
-        cast("NvmlApi", answers), options=NvmlOptions(xid_events=False, serials=True)
-    )
+    session = NvmlSession(cast("NvmlApi", answers), serials=True)
     identity = plain(session.observe().gpus[0])
     session.close()
     return {"identity": identity, "answers": answers.found, "nvidia-smi -q": nvidia_smi("-q")}

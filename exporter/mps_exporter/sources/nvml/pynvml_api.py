@@ -5,9 +5,8 @@ pynvml become NvmlError, structures plain Python, and a function that the instal
 counts as a function that the driver lacks. Numbers stay in NVML's units: mW, MHz, MiB.
 
 NVML's GPM functions end the process with a segmentation fault if two threads are inside, each with
-its own samples (driver 580.159.04); other limits are not documented. So one lock lets one call in
-at a time. Only waits for events happen outside the lock: before NVML is shut down, the waiting
-thread must have returned.
+its own samples (driver 580.159.04); other limits are not documented. So callers must let one call
+in at a time, as BlockingCalls does.
 
 A device's values are read through its `DeviceQueries`, so that one rule decides what a refusal
 means: never available, not available now, the GPU is gone, or the NVML session is gone.
@@ -17,7 +16,6 @@ import ctypes
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, NewType, TypeVar
@@ -53,7 +51,6 @@ class Code(IntEnum):
     GPU_IS_LOST = 15
     RESET_REQUIRED = 16
     LIB_RM_VERSION_MISMATCH = 18
-    IN_USE = 19
     ARGUMENT_VERSION_MISMATCH = 25
     DEPRECATED = 26
     GPU_NOT_FOUND = 28
@@ -121,7 +118,6 @@ FIELD_VALUES = "nvmlDeviceGetFieldValues"
 MEMORY_LIMITS = "nvmlDeviceGetMemoryLimits_v1"
 UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF  # NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit.
 NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF  # NVML's number for unknown memory of a process.
-LOCK = threading.Lock()  # Held during each NVML call except waits for events.
 
 _MISMATCH: tuple[type[Exception], ...] = (
     (pynvml.NVMLLibraryMismatchError,) if hasattr(pynvml, "NVMLLibraryMismatchError") else ()
@@ -133,7 +129,7 @@ _FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 
 
 class NvmlApi:
-    """NVML. Methods block, and are thread-safe except processes()."""
+    """NVML. Methods block; one at a time may run."""
 
     def __init__(self) -> None:
         self.session_gone = False  # Whether a query showed that NVML must be initialized again.
@@ -145,10 +141,6 @@ class NvmlApi:
         Raises:
             NvmlError: NVML or pynvml refused, with NVML's code.
         """
-        with LOCK:
-            return self._call_unlocked(name, *arguments)
-
-    def _call_unlocked(self, name: str, *arguments: Any) -> Any:
         function = getattr(pynvml, name, None)
         if function is None:
             raise NvmlError(Code.FUNCTION_NOT_FOUND, name)
@@ -246,8 +238,7 @@ class NvmlApi:
         for _ in range(LIST_ATTEMPTS):
             rows = self._rows
             count = ctypes.c_uint(len(rows))
-            with LOCK:
-                code = int(function(device, ctypes.byref(count), rows))
+            code = int(function(device, ctypes.byref(count), rows))
             if code == 0:
                 found = {row.pid: row.usedGpuMemory for row in rows[: count.value]}
                 return {pid: None if used == NOT_AVAILABLE else used for pid, used in found.items()}
@@ -282,13 +273,10 @@ class NvmlApi:
         replies = request.metrics[: len(metrics)]
         return {one.metricId: one.value for one in replies if one.nvmlReturn == 0}
 
-    def wait_xid(self, events: object, timeout_milliseconds: int) -> tuple[int, int] | None:
-        """Wait for an Xid; return the key of its device and its code, or None at the timeout.
-
-        Never shut NVML down during a wait.
-        """
+    def next_xid(self, events: object) -> tuple[int, int] | None:
+        """Return the key of the device and the code of the next new Xid; None if there is none."""
         try:
-            event = self._call_unlocked("nvmlEventSetWait_v2", events, timeout_milliseconds)
+            event = self.call("nvmlEventSetWait_v2", events, 0)
         except NvmlError as error:
             if error.code == Code.TIMEOUT:
                 return None
