@@ -213,6 +213,10 @@ MAX_TICK_AGE_SECONDS = 1.5
 """Maximum age of the last tick for a collection to use what the tick read. Sampling takes 3 to 4 ms
 on an H200 (GPM 2, utilization 1.25), as much as all other readings together."""
 
+MAX_SECONDS_WITHOUT_SAMPLE = 5.0
+"""Time without a new sample of utilization that suggests a clock set back: NVML samples once a
+second."""
+
 MIN_SAMPLE_INTERVAL_SECONDS = 0.1  # Minimum interval of activity samples, of GPM by DCGM's manual.
 
 # ---------------------------------------------------------------- recovery

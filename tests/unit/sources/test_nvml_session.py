@@ -161,6 +161,17 @@ def divided() -> FakeDevice:
     return device
 
 
+def test_mig_instances_are_sampled_every_5_s_whatever_the_scrapes() -> None:
+    library = FakeNvml(divided())
+    with opened(library) as nvml:
+        nvml.observe()
+        before = library.calls["nvmlGpmMigSampleGet"]
+        for _ in range(60):
+            pass_time(library, nvml, 1)
+            nvml.observe()
+        assert library.calls["nvmlGpmMigSampleGet"] - before == 2 * 60 / 5
+
+
 def test_mig_instances_are_added_and_removed() -> None:
     device = divided()
     library = FakeNvml(device)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.observations import Reading
 from mps_exporter.sources.nvml.pynvml_api import (
     NEVER_AGAIN,
@@ -117,8 +118,6 @@ def unwrapped_increment(before: int, now: int, expected: float) -> int:
 
 
 GPU_UTILIZATION_SAMPLES = 1  # nvmlSamplingType_t.
-SILENCE_SECONDS = 5.0
-"""Time without a new sample that suggests a clock set back: NVML samples once a second."""
 
 GPM_RATIOS = {
     1: "graphics_activity",
@@ -176,7 +175,7 @@ class BusyAccumulator:
             total.skip(samples, now)
         elif samples:
             total.add(samples, now)
-        elif total.uncounted_seconds(now) > SILENCE_SECONDS:
+        elif total.uncounted_seconds(now) > policy.MAX_SECONDS_WITHOUT_SAMPLE:
             whole_buffer = self._samples(now, 0)
             if not whole_buffer:
                 return

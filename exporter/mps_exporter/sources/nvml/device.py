@@ -46,6 +46,8 @@ class DeviceReader:
 
     rows: tuple[Row, ...] = (MEMORY_ROW,)
     fields: tuple[FieldRow, ...] = ()
+    max_sample_age: float = policy.SLOW + policy.MAX_TICK_AGE_SECONDS
+    """Age in seconds after which a collection takes a sample, although ticks take samples."""
 
     def __init__(
         self, queries: DeviceQueries, position: GpuObservation, gpm: GpmAccumulator
@@ -66,15 +68,16 @@ class DeviceReader:
         """Sample activity, at most once in SLOW seconds."""
         with suppress(GpuGoneError):
             self._sample(self._gpm, now, policy.SLOW)
+            self._ticked_at = now
 
     def observe(self, now: float) -> GpuObservation:
         """Return readings and processes; `lost` if the device is gone.
 
-        While a GPU is ticked, slow values are those of its last tick.
+        While the device is ticked, slow values are those of its last tick.
         """
         ticking = now - self._ticked_at < policy.MAX_TICK_AGE_SECONDS
         as_of = self._ticked_at if ticking else now
-        shortest = policy.MAX_TICK_AGE_SECONDS if ticking else policy.MIN_SAMPLE_INTERVAL_SECONDS
+        shortest = self.max_sample_age if ticking else policy.MIN_SAMPLE_INTERVAL_SECONDS
         try:
             readings = [Reading("up", 1.0), *self._values(as_of, policy.EACH)]
             for accumulator in self._accumulators:
@@ -190,6 +193,7 @@ class GpuReader(DeviceReader):
     """Reads a GPU, and finds its MIG instances."""
 
     fields = FIELDS
+    max_sample_age = policy.MAX_TICK_AGE_SECONDS
 
     def __init__(
         self,
