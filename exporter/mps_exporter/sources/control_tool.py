@@ -26,7 +26,7 @@ from functools import partial
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.logging import TransitionLogger
-from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
+from mps_exporter.mps.protocol_v3 import DETAILS_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.mps.tool_commands import (
     PROBE,
     SOCKET_PATH_BYTES,
@@ -123,8 +123,6 @@ class _QueryState:
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Server -> ordinals of its devices, if it has reported them."""
     interface: str | None = None  # Interface of the last successful probe; None before the first.
-    fixed: tuple[str, tuple[Exchange, ...]] = ("", ())
-    """A v3 daemon's list of servers, and the replies that change only with it."""
 
 
 class ControlTool:
@@ -210,7 +208,7 @@ class ControlTool:
                 return self._skipped(daemon, "reconciliation", why)
             state.devices = {pid: state.devices[pid] for pid in server_pids if pid in state.devices}
             at, query = self._now(), partial(self._query, state, deadline)
-            exchanges = await _query_details(state, query) if state.interface == "3" else []
+            exchanges = await _query_each(DETAILS_V3, query) if state.interface == "3" else []
             for server_pid in server_pids:
                 exchanges += await _query_server(state, server_pid, query)
                 if exchanges[-1].outcome in (Outcome.TIMEOUT, Outcome.SKIPPED):
@@ -403,19 +401,6 @@ async def _query_each(commands: Iterable[str], query: Query) -> list[Exchange]:
         if found[-1].outcome is not Outcome.OK:
             break
     return found
-
-
-async def _query_details(state: _QueryState, query: Query) -> list[Exchange]:
-    """Query details of a v3 daemon's servers; fixed values once per list of servers."""
-    found = await _query_each(DETAILS_V3, query)
-    probe = state.probe
-    servers = probe.exchanges[0].stdout if probe is not None and probe.exchanges else ""
-    if found[-1].outcome is Outcome.OK and (not state.fixed[1] or state.fixed[0] != servers):
-        fixed = await _query_each(FIXED_V3, query)
-        if any(one.outcome is not Outcome.OK for one in fixed):
-            return found + fixed
-        state.fixed = servers, tuple(fixed)
-    return [*found, *state.fixed[1]]
 
 
 async def _query_server(state: _QueryState, server_pid: int, query: Query) -> list[Exchange]:
