@@ -138,21 +138,10 @@ def test_values_out_of_structures(binding: NvmlApi, nvml: Any) -> None:
     assert binding.vgpu_licensed(DEVICE) is None
 
 
-def test_memory_in_both_versions(binding: NvmlApi, nvml: Any) -> None:
-    new = SimpleNamespace(total=9, used=2, free=6, reserved=1)
-    nvml(nvmlDeviceGetMemoryInfo=lambda *_: new)
-    assert binding.memory(DEVICE) == vars(new)
-
-    def old(_device: object, version: int | None = None) -> object:
-        if version is not None:
-            raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
-        return SimpleNamespace(total=9, used=3, free=6)
-
-    nvml(nvmlDeviceGetMemoryInfo=old)
-    assert binding.memory(DEVICE) == {"total": 9, "used": 3, "free": 6}
-    nvml(nvmlDeviceGetMemoryInfo=fails(Code.NOT_SUPPORTED))
-    with pytest.raises(NvmlError):
-        binding.memory(DEVICE)
+def test_memory(binding: NvmlApi, nvml: Any) -> None:
+    sizes = SimpleNamespace(total=9, used=2, free=6, reserved=1)
+    nvml(nvmlDeviceGetMemoryInfo=lambda _device, version: version and sizes)
+    assert binding.memory(DEVICE) == vars(sizes)
 
 
 def field(kind: int, member: str, value: float, code: int = 0) -> Any:

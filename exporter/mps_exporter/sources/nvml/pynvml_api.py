@@ -119,11 +119,6 @@ MEMORY_LIMITS = "nvmlDeviceGetMemoryLimits_v1"
 UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF  # NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit.
 NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF  # NVML's number for unknown memory of a process.
 
-_MISMATCH: tuple[type[Exception], ...] = (
-    (pynvml.NVMLLibraryMismatchError,) if hasattr(pynvml, "NVMLLibraryMismatchError") else ()
-)
-"""Error of newer pynvml releases for a structure that the driver does not know."""
-
 _FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Member of the value union, by value type."""
 
@@ -148,8 +143,6 @@ class NvmlApi:
             return function(*arguments)
         except pynvml.NVMLError as error:
             raise NvmlError(error.value, name) from None
-        except _MISMATCH:
-            raise NvmlError(Code.FUNCTION_NOT_FOUND, name) from None
         except (ctypes.ArgumentError, UnicodeDecodeError) as error:
             raise NvmlError(Code.UNKNOWN, name) from error
 
@@ -172,16 +165,9 @@ class NvmlApi:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
     def memory(self, device: Device) -> dict[str, int]:
-        """Return sizes in bytes by name; old drivers count what is reserved as used."""
-        names = ["total", "used", "free", "reserved"]
-        try:
-            found = self.call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
-        except NvmlError as error:
-            if error.code not in {Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH}:
-                raise
-            found = self.call("nvmlDeviceGetMemoryInfo", device)
-            names.remove("reserved")
-        return {name: getattr(found, name) for name in names}
+        """Return sizes in bytes by name, with drivers from 510."""
+        found = self.call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
+        return {name: getattr(found, name) for name in ("total", "used", "free", "reserved")}
 
     def has(self, function: str) -> bool:
         """Return whether the driver's library and pynvml have a function."""
