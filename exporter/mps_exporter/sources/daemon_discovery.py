@@ -39,8 +39,7 @@ from mps_exporter.sources.daemon_directories import (
     parse_daemon_flags,
 )
 from mps_exporter.sources.fairness import UserBudget
-from mps_exporter.sources.processes import Account, Processes
-from mps_exporter.sources.user_names import HOST_USERS
+from mps_exporter.sources.processes import HOST_USERS, Account, Processes
 
 CONTAINER_LOGS = "/var/log/containers"
 

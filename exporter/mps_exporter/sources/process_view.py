@@ -42,6 +42,7 @@ from mps_exporter.sources.control_groups import (
 from mps_exporter.sources.daemon_directories import MPS_COMM, is_left_over
 from mps_exporter.sources.processes import (
     Processes,
+    bytes_of,
     parse_mps_environment,
     parse_stat,
     parse_status,
@@ -95,9 +96,9 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         return ProcessView(
             pid, uid=facts.uid, state=facts.state, command=facts.name, reading_hangs=True
         )
-    status = parse_status(_bytes_of(base / "status"))
+    status = parse_status(bytes_of(f"{base}/status"))
     # /proc returns an empty environment for a zombie.
-    environment = _bytes_of(base / "environ")
+    environment = bytes_of(f"{base}/environ")
     variables = parse_mps_environment(environment) if environment else None
     debug = _debug_variables(environment)
     user = _User(status.uid, status.group | status.supplementary_groups)
@@ -154,7 +155,7 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
     if facts.process is None:
         return DaemonConditions()
     base = Path(procfs, str(facts.process.pid))
-    status = parse_status(_bytes_of(base / "status"))
+    status = parse_status(bytes_of(f"{base}/status"))
     closed: dict[int, ClosedFolder] = {}
     for uid in filter(None, uids):
         user = _User(uid, status.group, status.supplementary_groups)
@@ -198,13 +199,6 @@ def _closed_socket(directory: str, user: _User) -> str:
         if stat.S_ISSOCK(entry.st_mode) and _is_closed(path, entry, _WRITE, user):
             return f"{stat.S_IMODE(entry.st_mode):04o}"
     return ""
-
-
-def _bytes_of(path: Path) -> bytes:
-    """Return the content of a file; empty if it cannot be read."""
-    with suppress(OSError):
-        return path.read_bytes()
-    return b""
 
 
 def _debug_variables(environment: bytes) -> dict[str, str]:
@@ -378,7 +372,7 @@ def open_files(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> tuple[O
             base, count = Path(procfs, str(server.pid)), None
             with suppress(OSError):
                 count = sum(1 for _ in (base / "fd").iterdir())
-            if limit := _OPEN_FILES.search(_bytes_of(base / "limits")):
+            if limit := _OPEN_FILES.search(bytes_of(f"{base}/limits")):
                 found.append(OpenFiles(server.pid, daemon.pipe_directory, int(limit[1]), count))
     return tuple(found)
 

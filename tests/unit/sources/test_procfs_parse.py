@@ -17,10 +17,10 @@ from mps_exporter.sources.processes import (
     parse_arguments,
     parse_mountinfo,
     parse_mps_environment,
+    parse_passwd,
     parse_stat,
     parse_status,
 )
-from mps_exporter.sources.user_names import parse_passwd
 
 TAIL = b" S 1 413 413 0 -1 4194368 94 0 0 0 0 0 0 0 20 0 2 0 2140 8738541568 516"
 
