@@ -8,7 +8,7 @@ from dataclasses import replace
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.nvml_terms import ARCHITECTURES, COMPUTE_MODES
 from mps_exporter.observations import GpuObservation, GpuProcess, ProcessList, Reading
-from mps_exporter.sources.nvml.accumulators import BusyAccumulator, CounterTotals, GpmAccumulator
+from mps_exporter.sources.nvml.accumulators import Accumulators, Activity, BusyTime
 from mps_exporter.sources.nvml.pynvml_api import (
     DEFECTS,
     FIELD_VALUES,
@@ -49,9 +49,7 @@ class DeviceReader:
     max_sample_age: float = policy.SLOW + policy.MAX_TICK_AGE_SECONDS
     """Age in seconds after which a collection takes a sample, although ticks take samples."""
 
-    def __init__(
-        self, queries: DeviceQueries, position: GpuObservation, gpm: GpmAccumulator
-    ) -> None:
+    def __init__(self, queries: DeviceQueries, position: GpuObservation, own: Accumulators) -> None:
         self.device = queries.device
         self.uuid = position.uuid
         self.lost = replace(position, readings=LOST, lost=True)
@@ -59,15 +57,15 @@ class DeviceReader:
         self._position = position
         self._queries = queries
         self._api = queries.api
-        self._gpm = gpm
-        self._accumulators: tuple[BusyAccumulator | GpmAccumulator, ...] = (gpm,)
+        self._activity = own.activity
+        self._accumulators: tuple[BusyTime | Activity, ...] = (own.activity,)
         self._processes = ProcessReader(queries)
         self._ticked_at = -math.inf
 
     def tick(self, now: float) -> None:
         """Sample activity, at most once in SLOW seconds."""
         with suppress(GpuGoneError):
-            self._sample(self._gpm, now, policy.SLOW)
+            self._sample(self._activity, now, policy.SLOW)
             self._ticked_at = now
 
     def observe(self, now: float) -> GpuObservation:
@@ -95,21 +93,20 @@ class DeviceReader:
             processes=processes,
             unread_lists=unread,
             readings=tuple(readings),
-            activity_age_seconds=self._gpm.age_seconds(now),
+            activity_age_seconds=self._activity.age_seconds(now),
         )
 
     def close(self) -> None:
         """Free the samples that NVML has allocated."""
-        self._gpm.close()
+        for accumulator in self._accumulators:
+            accumulator.close(self._api)
 
     # Readings
 
-    def _sample(
-        self, accumulator: BusyAccumulator | GpmAccumulator, now: float, shortest: float
-    ) -> None:
+    def _sample(self, accumulator: BusyTime | Activity, now: float, shortest: float) -> None:
         """Take a sample; a defect (a NaN) costs only the readings of this accumulator."""
         try:
-            accumulator.sample(now, shortest)
+            accumulator.sample(self._queries, now, shortest)
         except DEFECTS as error:
             self._queries.record_defect(type(accumulator).__name__, error)
 
@@ -200,17 +197,17 @@ class GpuReader(DeviceReader):
         api: NvmlApi,
         device: Device,
         position: GpuObservation,
-        totals: dict[str, CounterTotals],
+        accumulators: dict[str, Accumulators],
         *,
         serials: bool,
     ) -> None:
-        own = totals.setdefault(position.uuid, CounterTotals())
+        own = accumulators.setdefault(position.uuid, Accumulators())
         queries = DeviceQueries(api, device, f"GPU {position.index} ({position.uuid})")
-        super().__init__(queries, position, GpmAccumulator(queries, own))
+        super().__init__(queries, position, own)
         self.rows = (*ROWS, *nvlink_rows(own.link_errors))
-        self._busy = BusyAccumulator(queries, own.busy)
-        self._accumulators = (self._busy, self._gpm)
-        self._totals = totals
+        self._busy = own.busy
+        self._accumulators = (own.busy, own.activity)
+        self._accumulators_of = accumulators
         self._serials = serials
         self._mig_mode: int | None = None
         self._instances: dict[str, DeviceReader] = {}
@@ -220,7 +217,7 @@ class GpuReader(DeviceReader):
         """Sample activity, and renew slow values."""
         with suppress(GpuGoneError):
             self._sample(self._busy, now, policy.SLOW)
-            self._sample(self._gpm, now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
+            self._sample(self._activity, now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
             self._ticked_at = now
             for _ in self._values(now, policy.SLOW):
                 pass
@@ -301,11 +298,10 @@ class GpuReader(DeviceReader):
         gpu_instance = api.number("nvmlDeviceGetGpuInstanceId", device)
         instance = f"{gpu_instance}/{api.number('nvmlDeviceGetComputeInstanceId', device)}"
         index = self._position.index
-        queries = DeviceQueries(api, device, f"GPU {index} ({uuid})")
-        own = self._totals.setdefault(uuid, CounterTotals())
-        gpm = GpmAccumulator(queries, own, (self.device, gpu_instance))
-        position = GpuObservation(index, uuid, self.uuid, instance)
-        return DeviceReader(queries, position, gpm)
+        name = f"GPU {index} ({uuid})"
+        queries = DeviceQueries(api, device, name, (self.device, gpu_instance))
+        own = self._accumulators_of.setdefault(uuid, Accumulators())
+        return DeviceReader(queries, GpuObservation(index, uuid, self.uuid, instance), own)
 
 
 def _compute_mode(value: int | None) -> str | None:

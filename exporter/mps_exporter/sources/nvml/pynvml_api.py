@@ -305,9 +305,17 @@ class GpuGoneError(Exception):
 class DeviceQueries:
     """Queries of one device: values that it has returned, and queries that it has refused."""
 
-    def __init__(self, api: NvmlApi, device: Device, device_name: str) -> None:
+    def __init__(
+        self,
+        api: NvmlApi,
+        device: Device,
+        device_name: str,
+        instance: tuple[Device, int] | None = None,
+    ) -> None:
+        """`instance`: the GPU of a MIG instance, and the ID of the GPU instance."""
         self.api = api
         self.device = device
+        self.instance = instance
         self._device_name = device_name
         self._refused: dict[str, float] = {}  # Query -> time from which it may be repeated.
         self._logged: set[tuple[str, int]] = set()

@@ -26,7 +26,7 @@ from mps_exporter.observations import (
     Outcome,
     Reading,
 )
-from mps_exporter.sources.nvml.accumulators import CounterTotals
+from mps_exporter.sources.nvml.accumulators import Accumulators
 from mps_exporter.sources.nvml.device import LOST, GpuReader
 from mps_exporter.sources.nvml.pynvml_api import (
     GPU_GONE,
@@ -94,7 +94,7 @@ class NvmlSession:
         self._missing_gpus: list[GpuObservation] = []
         self._known_gpus: dict[str, GpuObservation] = {}
         """UUID -> observation while the GPU is gone, of each GPU that was ever read."""
-        self._totals: dict[str, CounterTotals] = {}
+        self._accumulators: dict[str, Accumulators] = {}
         self._xids = XidCounter(self._api, now)
 
     def observe(self) -> NvmlObservation:
@@ -213,7 +213,7 @@ class NvmlSession:
                 log.warning("GPU %d cannot be opened: %s", index, error)
             return error.code not in GPU_GONE
         position = GpuObservation(index, uuid)
-        reader = GpuReader(self._api, device, position, self._totals, serials=self._serials)
+        reader = GpuReader(self._api, device, position, self._accumulators, serials=self._serials)
         self._gpus.append(reader)
         if self._unreadable.pop(index, None):
             log.info("GPU %d can be opened again", index)
