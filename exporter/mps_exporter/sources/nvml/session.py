@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import (
     CgroupMemory,
     GpuObservation,
@@ -36,7 +37,6 @@ from mps_exporter.sources.nvml.pynvml_api import (
     Device,
     NvmlApi,
     NvmlError,
-    code_name,
     device_key,
 )
 
@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 NEVER = float("inf")
 
+UNREADABLE_XIDS = "Xid errors cannot be read"
 XID_CRITICAL_ERROR = 0x8  # nvmlEventTypeXidCriticalError.
 
 REMEDIES: dict[int, str] = {
@@ -84,7 +85,7 @@ class NvmlSession:
         self.has_memory_limits = False  # Whether NVML reads control groups' memory.
         self._state = NvmlObservation(0.0, Outcome.OK)
         """Versions, or why no GPU can be read: the next observation, without time and GPUs."""
-        self._unreadable: dict[int, str] = {}
+        self._transitions = TransitionLogger(log)
         self._lost: frozenset[str] = frozenset()
         self._retry_at = 0.0  # Time of the next attempt after an error.
         self._reopen_at = NEVER
@@ -95,7 +96,7 @@ class NvmlSession:
         self._known_gpus: dict[str, GpuObservation] = {}
         """UUID -> observation while the GPU is gone, of each GPU that was ever read."""
         self._accumulators: dict[str, Accumulators] = {}
-        self._xids = XidCounter(self._api, now)
+        self._xids = XidCounter(self._api, now, self._transitions)
 
     def observe(self) -> NvmlObservation:
         """Read all GPUs. Blocks; errors of NVML are part of the observation, not raised."""
@@ -152,7 +153,6 @@ class NvmlSession:
         if bound == self._bound and (self._open or now < self._retry_at):
             return
         self._bound, self._retry_at = bound, 0.0
-        absent = self._state.outcome is not Outcome.OK
         self.close()
         try:
             self._open_session()
@@ -160,13 +160,9 @@ class NvmlSession:
             self.close()
             self._retry_at = now + policy.INIT_RETRY_INTERVAL_SECONDS
             text = REMEDIES.get(error.code, str(error))
-            if text != self._state.error:
-                log.warning("no GPU can be read: %s", text)
             outcome = Outcome.ABSENT if error.code in SESSION_GONE else Outcome.REFUSED
             self._state = NvmlObservation(0.0, outcome, text)
             return
-        if absent:
-            log.info("the GPUs can be read again")
         self._reopen_at = NEVER
 
     def _open_session(self) -> None:
@@ -208,15 +204,13 @@ class NvmlSession:
         except NvmlError as error:
             if error.code in SESSION_GONE:
                 raise
-            if self._unreadable.get(index) != str(error):
-                self._unreadable[index] = str(error)
-                log.warning("GPU %d cannot be opened: %s", index, error)
+            message = "a GPU cannot be opened"
+            self._transitions.failed(str(index), message=message, gpu=index, err=error)
             return error.code not in GPU_GONE
         position = GpuObservation(index, uuid)
         reader = GpuReader(self._api, device, position, self._accumulators, serials=self._serials)
         self._gpus.append(reader)
-        if self._unreadable.pop(index, None):
-            log.info("GPU %d can be opened again", index)
+        self._transitions.recovered(str(index), message="a GPU can be opened again", gpu=index)
         return True
 
     def close(self) -> None:
@@ -240,10 +234,11 @@ class NvmlSession:
             self._reopen_at = NEVER
         elif lost != self._lost or self._reopen_at == NEVER:
             self._reopen_at = self._clock() + policy.LOST_RETRY_INTERVAL_SECONDS
-        for uuid in sorted(lost - self._lost):
-            log.warning("GPU %s is lost: it has fallen off the bus or must be reset", uuid)
+        for uuid in sorted(lost):
+            message = "a GPU is lost: it has fallen off the bus or must be reset"
+            self._transitions.failed(uuid, message=message, gpu=uuid)
         for uuid in sorted(self._lost - lost):
-            log.info("GPU %s is back", uuid)
+            self._transitions.recovered(uuid, message="a GPU is back", gpu=uuid)
         self._lost = lost
 
     # Observations
@@ -274,10 +269,12 @@ class XidCounter:
     Measured: a read takes 2 us without an event, and NVML kept all of 20 events for 15 s.
     """
 
-    def __init__(self, api: NvmlApi, now: Callable[[], float]) -> None:
+    def __init__(
+        self, api: NvmlApi, now: Callable[[], float], transitions: TransitionLogger
+    ) -> None:
         self._api = api
         self._now = now
-        self._logged: set[str] = set()
+        self._transitions = transitions
         self._events: object | None = None  # NVML's set of events; None while there is none.
         self._watched: dict[int, str] = {}  # Key of a device that reports events -> UUID.
         self._seen: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)
@@ -315,7 +312,7 @@ class XidCounter:
             if error.code in SESSION_GONE:
                 self._api.session_gone = True
             else:
-                self._log_once(f"Xid errors cannot be read: {error}")
+                self._transitions.failed("xid", message=UNREADABLE_XIDS, err=error)
 
     def _register(self, gpu: GpuReader) -> None:
         arguments = gpu.device, XID_CRITICAL_ERROR, self._events
@@ -323,7 +320,8 @@ class XidCounter:
             self._api.call("nvmlDeviceRegisterEvents", *arguments)
             self._watched[device_key(gpu.device)] = gpu.uuid
         except NvmlError as error:
-            self._log_once(f"GPU {gpu.uuid}: Xid errors cannot be read: {code_name(error.code)}")
+            key = "xid", gpu.uuid
+            self._transitions.failed(*key, message=UNREADABLE_XIDS, gpu=gpu.uuid, err=error)
 
     def close(self) -> None:
         """Free NVML's set of events, before NVML is shut down."""
@@ -333,8 +331,3 @@ class XidCounter:
                 self._api.call("nvmlEventSetFree", events)
             except NvmlError as error:
                 log.debug("%s", error)
-
-    def _log_once(self, text: str) -> None:
-        if text not in self._logged:
-            self._logged.add(text)
-            log.info("%s", text)
