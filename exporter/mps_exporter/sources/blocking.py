@@ -115,10 +115,6 @@ class BlockingCalls(Generic[T]):
         self.old = frozenset(self._before & found.keys())
         return found
 
-    def is_under_way(self, key: Hashable) -> bool:
-        call = self._calls.get(key)
-        return call is not None and not call.future.done()
-
     async def call(
         self, key: str, function: Callable[..., R], *arguments: Any, seconds: float
     ) -> R:

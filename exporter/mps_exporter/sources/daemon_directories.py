@@ -54,31 +54,23 @@ _FLOCK = struct.Struct("@hhqqi0q")  # struct flock: type, whence, start, length,
 # ---------------------------------------------------------------------- arguments and sockets
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonFlags:
-    """The arguments of nvidia-cuda-mps-control."""
+_FOREGROUND = {"f", "foreground", "forground"}  # The last is the tool's spelling up to driver 580.
+_FLAGS = {
+    "daemon": {"d", "daemon", *_FOREGROUND},  # Without them, the process is a run of the tool.
+    "foreground": _FOREGROUND,
+    "multiuser": {"M", "m", "multiuser", "multiuser-server"},
+    "static_partitioning": {"S", "static-partitioning"},
+}
+"""Flag of nvidia-cuda-mps-control -> its letters and words."""
 
-    daemon: bool = False  # -d or -f is set: without them the process is a run of the tool.
-    foreground: bool = False
-    multiuser: bool = False
-    static_partitioning: bool = False
 
-
-def parse_daemon_flags(arguments: tuple[str, ...]) -> DaemonFlags:
-    """Parse the flags; several letters may follow one dash, as in "-df".
-
-    "forground" is the tool's own spelling up to driver 580.
-    """
-    words = {word.lstrip("-") for word in arguments[1:] if word.startswith("-")}
+def parse_daemon_flags(arguments: tuple[str, ...]) -> set[str]:
+    """Return the keys of _FLAGS that are set; several letters may follow one dash, as in "-df"."""
+    given = {word.lstrip("-") for word in arguments[1:] if word.startswith("-")}
     # Words may follow one dash, too, but are longer.
-    letters = {*"".join(word for word in arguments[1:] if re.fullmatch(r"-[A-Za-z]{1,4}", word))}
-    foreground = bool(letters & {"f"} or words & {"forground", "foreground"})
-    return DaemonFlags(
-        daemon=foreground or bool(letters & {"d"} or words & {"daemon"}),
-        foreground=foreground,
-        multiuser=bool(letters & {"M", "m"} or words & {"multiuser-server", "multiuser"}),
-        static_partitioning=bool(letters & {"S"} or words & {"static-partitioning"}),
-    )
+    short = (word for word in arguments[1:] if re.fullmatch(r"-[A-Za-z]{1,4}", word))
+    given.update(*short)
+    return {flag for flag, names in _FLAGS.items() if names & given}
 
 
 def parse_control_sockets(lines: Iterable[bytes]) -> Iterator[str]:
@@ -246,9 +238,9 @@ class DaemonDirectories:
             directories_assumed=environment is None and place.holder != program.pid,
             log_directory_assumed=environment is None,
             process=program.process,
-            foreground=flags.foreground,
-            multiuser=flags.multiuser,
-            static_partitioning=flags.static_partitioning,
+            foreground="foreground" in flags,
+            multiuser="multiuser" in flags,
+            static_partitioning="static_partitioning" in flags,
             protocol=named_protocol(program.arguments, environment),
             lock_holder_pid=place.holder,
             lock_tested=place.lock_tested,
@@ -272,7 +264,7 @@ class DaemonDirectories:
                     return place
         # The directories of an ending process can no longer be reached. Using the host's
         # directories here would let a user who gets the PID pose as the daemon.
-        is_daemon = parse_daemon_flags(program.arguments).daemon
+        is_daemon = "daemon" in parse_daemon_flags(program.arguments)
         if not is_daemon or self._processes.is_ending(program.pid):
             return "none"
         # A daemon holds its lock, so it is not in a directory whose lock was tested and is free (a

@@ -313,7 +313,7 @@ class DaemonDiscovery:
         servers = [
             one for one in programs if one.process.parent_pid == program.pid and not one.is_control
         ]
-        multiuser = any(parse_daemon_flags(one.arguments).multiuser for one in servers)
+        multiuser = any("multiuser" in parse_daemon_flags(one.arguments) for one in servers)
         return replace(
             daemon,
             process=self._with_halt(program.process),
