@@ -58,13 +58,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BUSY = "another question to it is still under way"
 _NO_SLOT = "too many other daemons are being asked"
 
-_MESSAGES = {
-    Outcome.TIMEOUT: "control daemon does not answer",
-    Outcome.ABSENT: "no control daemon to ask",
-    Outcome.REFUSED: "control daemon refuses to answer",
-    Outcome.UNPARSABLE: "control daemon's answer is not understood",
-}
-
 Runner = Callable[
     [Sequence[str], bytes, Mapping[str, str], float, ChildRights], Awaitable[ProcessResult]
 ]
@@ -232,7 +225,7 @@ class ControlTool:
         for gone in self._daemons.keys() - kept:
             if not self._daemons[gone].lock.locked():
                 del self._daemons[gone]
-                self._transitions.forget("daemon", gone)
+                self._transitions.forget(gone)
         for gone in self._runs.keys() - kept:
             del self._runs[gone]
 
@@ -272,11 +265,11 @@ class ControlTool:
             state.pause.record_success()
         name = state.daemon.pipe_directory
         if outcome is Outcome.OK:
-            message = "control daemon answers"
-            self._transitions.recovered("daemon", name, message=message, daemon=name)
+            message = "a control daemon replies again"
+            self._transitions.recovered(name, message=message, daemon=name)
         elif outcome is not Outcome.SKIPPED:
-            message = _MESSAGES[outcome]
-            self._transitions.failed("daemon", name, message=message, daemon=name, err=error)
+            message = "queries of a control daemon fail"
+            self._transitions.failed(name, message=message, daemon=name, err=error)
         return ControlObservation(at, name, kind, outcome, tuple(exchanges), error)
 
     def _skipped(self, daemon: DaemonFacts, kind: QueryKind, why: str) -> ControlObservation:

@@ -103,6 +103,8 @@ class PipeDirectory:
     owner_uid: int | None = None  # None: the directory does not exist or cannot be seen.
     lock_owner_uid: int | None = None
     holder_is_root: bool = False  # Held by the host's root or the exporter's user.
+    log_owners: tuple[int, ...] = ()
+    """Users whose files are accepted as the logs of the daemon of a configured directory."""
 
     @property
     def exists(self) -> bool:

@@ -51,6 +51,13 @@ UNKNOWN = (
     " CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
 )
 
+_CHANGES: dict[str | None, tuple[int, str]] = {
+    None: (logging.INFO, "following a log"),
+    MISSING: (logging.INFO, "a log is not there yet"),
+}
+"""Error of a log -> level and message of the log line about the change; other errors are warned of.
+"""
+
 _STAMP = re.compile(
     rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})"
     rb" [A-Z][A-Za-z]{0,15}(?: [A-Z][a-z]{1,15})? +\d{1,7}\]",
@@ -261,25 +268,14 @@ class LogTail:
     def state(self) -> LogState:
         """Return whether the log can be read, and log a change of that."""
         if self.error != self._logged_error:
-            self._log_transition()
+            self._logged_error = self.error
+            level, message = _CHANGES.get(self.error, (logging.WARNING, "cannot read a log"))
+            fields = {"daemon": self.pipe_directory, "path": self.path, "err": self.error}
+            if self.path or self.log == "control":  # one line if the directory is unknown
+                _log.log(level, message, extra={"fields": fields})
         readable = self.descriptor is not None
         size = self._size_bytes if readable else None
         return LogState(self.pipe_directory, self.log, self.path, readable, size, self.error)
-
-    def _log_transition(self) -> None:
-        self._logged_error = self.error
-        fields = {"daemon": self.pipe_directory, "path": self.path, "err": self.error}
-        if not self.path and self.error is not None:
-            if self.log == "control":  # both logs lack a directory: one line
-                del fields["path"]
-                message = "cannot determine the daemon's log directory"
-                _log.warning(message, extra={"fields": fields})
-        elif self.error is None:
-            _log.info("following a log", extra={"fields": fields})
-        elif self.error == MISSING:
-            _log.info("a log is not there yet", extra={"fields": fields})
-        else:
-            _log.warning("cannot read a log", extra={"fields": fields})
 
     # ------------------------------------------------------------------ which file
 

@@ -333,8 +333,8 @@ async def test_a_failure_and_the_recovery_are_logged_once(
         await desk.probe(*replies)
         desk.time += 100
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("WARNING", "control daemon does not answer"),
-        ("INFO", "control daemon answers"),
+        ("WARNING", "queries of a control daemon fail"),
+        ("INFO", "a control daemon replies again"),
     ]
     assert vars(caplog.records[0])["fields"]["daemon"] == "/tmp/mps"
 
