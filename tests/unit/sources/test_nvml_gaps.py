@@ -8,7 +8,6 @@ import pytest
 
 from mps_exporter.limits_timeouts_intervals import (
     LOST_RETRY_INTERVAL_SECONDS,
-    REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
 )
 from mps_exporter.sources.nvml import NvmlSession
@@ -86,7 +85,7 @@ def test_counters_that_cannot_be_counted_are_absent(code: Code) -> None:
         assert not measured(only(nvml.observe()))
         for function in sampling:
             library.fail(function, None)
-        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS)
+        pass_time(library, nvml, 15)
         after, took = only(nvml.observe()), library.now - began
         if code == Code.NOT_SUPPORTED:
             assert not measured(after)
@@ -221,6 +220,6 @@ def test_a_batch_of_fields_that_is_refused_for_one_field_costs_only_this_field(
             seen = only(nvml.observe())
             assert memory not in seen
             assert other in seen
-            library.now += REFUSED_RETRY_INTERVAL_SECONDS
+            library.now += 60
         monkeypatch.setattr(library, "fields", healthy)
         assert memory in only(nvml.observe())

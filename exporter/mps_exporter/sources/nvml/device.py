@@ -15,6 +15,7 @@ from mps_exporter.sources.nvml.pynvml_api import (
     NEVER_AGAIN,
     SESSION_GONE,
     UNSUPPORTED,
+    Code,
     Device,
     DeviceQueries,
     FieldReply,
@@ -132,7 +133,7 @@ class DeviceReader:
                 reading = self._queries.cached(row.call, now)
                 if reading is not None:
                     yield reading
-                elif self._queries.is_due(row.call, now):
+                elif self._queries.is_supported(row.call):
                     due.append(row)
         if due:
             yield from self._query_fields(due, now)
@@ -144,7 +145,7 @@ class DeviceReader:
             self._queries.record_defect(FIELD_VALUES, error)
             return
         except NvmlError as error:
-            if error.code in UNSUPPORTED and len(rows) > 1:
+            if error.code in {*UNSUPPORTED, Code.INVALID_ARGUMENT} and len(rows) > 1:
                 # Some drivers refuse a whole batch for one field in it.
                 for row in rows:
                     yield from self._query_fields([row], now)
@@ -152,7 +153,7 @@ class DeviceReader:
             replies = [FieldReply(error.code)] * len(rows)
         for row, reply in zip(rows, replies, strict=True):
             if reply.code != 0:
-                self._queries.record_refusal(row.call, reply.code, now)
+                self._queries.record_refusal(row.call, reply.code)
             elif math.isfinite(reply.value):
                 reading = row.reading(reply.value)
                 self._queries.record(row.call, reading, now + row.every)
