@@ -37,7 +37,7 @@ from mps_exporter.observations import (
 )
 from mps_exporter.sm_use import SmUseCounter
 from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, Incident, Snapshot
-from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
+from mps_exporter.sources import Host, SourceError, SourceTimeoutError
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from mps_exporter.sources import SourceError, SourceTimeoutError
 from mps_exporter.sources.child_process import ProcessResult
-from mps_exporter.sources.host import SourceError, SourceTimeoutError
 from mps_exporter.sources.nvml.pynvml_api import Code
 
 MAX_ROUNDS = 12  # 6 s of the polls of logs.

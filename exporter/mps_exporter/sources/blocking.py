@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources import SourceTimeoutError
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -22,8 +22,8 @@ from itertools import islice
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import DaemonFacts, LogChunk, LogName, LogsObservation, LogState
+from mps_exporter.sources import SourceTimeoutError
 from mps_exporter.sources.blocking import BlockingCalls
-from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.log_tail import LogTail, Times
 from mps_exporter.sources.resolve_in_root import opened_directory
 

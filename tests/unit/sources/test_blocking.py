@@ -6,8 +6,8 @@ from typing import TypeVar
 import pytest
 
 from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter.sources import SourceTimeoutError
 from mps_exporter.sources.blocking import BlockingCalls
-from mps_exporter.sources.host import SourceTimeoutError
 from testing.threads import is_under_way
 from testing.waiting import PATIENCE_SECONDS, until, wait_for
 

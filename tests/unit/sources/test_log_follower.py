@@ -14,7 +14,7 @@ import pytest
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.observations import DaemonFacts, LogsObservation
-from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_follower import LogFollower
 from testing.log_folder import own_logs
