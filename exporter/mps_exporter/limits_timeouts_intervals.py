@@ -123,9 +123,7 @@ MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs an
 
 MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second after a collision.
 CONTROL_RETRY_DELAY_SECONDS = 0.04  # Delay before the second run.
-MIN_CONTROL_RUN_SECONDS = 0.5  # Minimum time left for a run, at most half its timeout.
-MIN_CONTROL_RETRY_SECONDS = 0.1  # Minimum time left for the second run.
-CONTROL_HANG_RATIO = 0.9  # Part of the timeout after which runs without a reply are a hang.
+MIN_CONTROL_RUN_SECONDS = 0.1  # Minimum time left of a collection for the start of a run.
 CONTROL_BACKOFF_SECONDS = 10.0  # Pause after a daemon's first hang; doubles each time.
 MAX_CONTROL_BACKOFF_SECONDS = 300.0  # Maximum pause after a hang.
 

@@ -25,7 +25,10 @@ class SourceError(Exception):
 
 
 class Control(Protocol):
-    """The control tool, for any number of daemons."""
+    """The control tool, for any number of daemons.
+
+    A run of the tool that begins before a deadline may end after it.
+    """
 
     async def probe(
         self,

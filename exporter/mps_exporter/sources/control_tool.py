@@ -109,7 +109,6 @@ class _QueryState:
     pause: Pause  # Pause of all queries after a hang.
     server_pause: Pause  # Pause of queries to which a server must reply, after such a query hung.
     failed_pause: Pause  # Time for which an ordinary user's failed probe is reused.
-    silent_seconds: float = 0.0  # Sum of timeouts in a row: enough of them prove a hang.
     hung_at: float = float("-inf")  # When the last query timed out (Unix time).
     probe: ControlObservation | None = None
     probed_at: float = float("-inf")
@@ -282,44 +281,40 @@ class ControlTool:
     async def _query(
         self, state: _QueryState, deadline: float, commands: tuple[str, ...]
     ) -> Exchange:
-        """Run the tool, again if a collision with another caller may explain a failure."""
+        """Run the tool, again if a collision with another caller may explain a failure.
+
+        No run begins after the deadline, but each has its full timeout: a shorter silence proves
+        no hang.
+        """
         daemon = state.daemon
         exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
-        least = min(policy.MIN_CONTROL_RUN_SECONDS, self._timeout_seconds / 2)
-        while exchange.attempts < policy.MAX_CONTROL_ATTEMPTS and deadline - self._clock() >= least:
+        while (
+            exchange.attempts < policy.MAX_CONTROL_ATTEMPTS
+            and deadline - self._clock() >= policy.MIN_CONTROL_RUN_SECONDS
+        ):
             if exchange.attempts:
                 await asyncio.sleep(policy.CONTROL_RETRY_DELAY_SECONDS)
             slots = self._budget.tool_slots(daemon)
             async with _held(slots, deadline - self._clock()) as free:
                 if not free:
                     return replace(exchange, error=_NO_SLOT)
-                attempt = await self._run_once(state, commands, deadline - self._clock())
-            least = policy.MIN_CONTROL_RETRY_SECONDS
+                attempt = await self._run_once(daemon, commands)
             exchange = replace(attempt, attempts=exchange.attempts + 1)
             self._runs.setdefault(daemon.pipe_directory, Counter())[exchange.outcome] += 1
             if not _should_retry(exchange, daemon):
                 break
         return exchange
 
-    async def _run_once(
-        self, state: _QueryState, commands: tuple[str, ...], seconds: float
-    ) -> Exchange:
-        limit = max(min(seconds, self._timeout_seconds), 0.0)
+    async def _run_once(self, daemon: DaemonFacts, commands: tuple[str, ...]) -> Exchange:
         try:
-            with self._reached(state.daemon) as (path, rights):
+            with self._reached(daemon) as (path, rights):
                 arguments, stdin, more = invocation(commands)
                 environment = {"CUDA_MPS_PIPE_DIRECTORY": path, "PATH": PATH, **more}
                 argv = (shutil.which(self._binary) or self._binary, *arguments)
-                child = await self._run(argv, stdin, environment, limit, rights)
+                child = await self._run(argv, stdin, environment, self._timeout_seconds, rights)
         except OSError as error:
             return Exchange(commands, Outcome.ABSENT, error=start_error_text(self._binary, error))
-        exchange = _exchange(commands, child, limit)
-        state.silent_seconds = state.silent_seconds + limit if child.timed_out else 0.0
-        hang_seconds = policy.CONTROL_HANG_RATIO * self._timeout_seconds
-        if child.timed_out and state.silent_seconds < hang_seconds:
-            why = f"{exchange.error}, and no more time was left"
-            return replace(exchange, outcome=Outcome.SKIPPED, error=why)
-        return exchange
+        return _exchange(commands, child, self._timeout_seconds)
 
     @contextmanager
     def _reached(self, daemon: DaemonFacts) -> Iterator[tuple[str, ChildRights]]:
