@@ -415,7 +415,8 @@ class Processes:
         line = _read_line(f"{self.root}/{pid}/stat", _GONE)
         # Process 1 always exists: if it is invisible, the mount option hidepid hides processes, and
         # a missing PID proves nothing.
-        if line is None and not os.path.exists(f"{self.root}/1"):  # noqa: PTH110
+        hidden = line is None and not os.path.exists(f"{self.root}/1")  # noqa: PTH110
+        if hidden and (self.root != "/proc" or _may_exist(pid)):
             raise PermissionError(errno.EACCES, "hidden by the mount option hidepid")
         return None if line is None else parse_stat(line)
 
@@ -510,6 +511,15 @@ class Processes:
 
     def _read(self, pid: int, name: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes | None:
         return _read_file(f"{self.root}/{pid}/{name}", limit)
+
+
+def _may_exist(pid: int) -> bool:
+    """Return whether the kernel knows a PID, also that of a hidden process."""
+    try:
+        os.kill(pid, 0)  # sends no signal
+    except OSError as error:
+        return error.errno != errno.ESRCH
+    return True
 
 
 def bytes_of(path: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes:
