@@ -22,7 +22,7 @@ from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts
-from mps_exporter.sources.processes import SEVERAL_USERS, Account, Processes, program_name, text_of
+from mps_exporter.sources.processes import Account, Processes, program_name, text_of
 from mps_exporter.sources.resolve_in_root import MAX_PATH_BYTES, opened_directory, resolve_in_root
 
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
@@ -225,7 +225,6 @@ class DaemonDirectories:
     ) -> DirectoryLookup:
         """Find the directory where this process is the daemon; `before` is the last result."""
         uid = self._processes.sole_user(program.pid)
-        uid = None if uid == SEVERAL_USERS else uid
         place = self._place(program, configured, uid, before)
         if isinstance(place, str):
             return place
@@ -303,7 +302,7 @@ class DaemonDirectories:
             return seen
         # The file of another user's program may be in a file system that hangs: do not access it.
         belongs = seen.belongs_to(status.uid, trusted=trusted, strictly=strictly)
-        if not belongs or self._processes.sole_user(holder, status) == SEVERAL_USERS:
+        if not belongs or self._processes.sole_user(holder, status) is None:
             return replace(seen, holder=None)
         return replace(seen, holder_is_root=trusted)
 

@@ -29,7 +29,6 @@ from mps_exporter.sources.blocking import BlockingCalls
 
 HOST_USERS = "/etc/passwd"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - most containers have their own
-SEVERAL_USERS = -1
 
 _VARIABLE = re.compile(
     rb"(CUDA_(?<![^\0]CUDA_)(?:MPS_[^=\0]{0,%d}|VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS))=([^\0]*)"
@@ -331,15 +330,15 @@ class Processes:
     def sole_user(self, pid: int, status: ProcessStatus | None = None) -> int | None:
         """Return the user who chose a process's arguments and environment; None if unknown.
 
-        SEVERAL_USERS is a set-user-ID program: any user may start root's program su, with the
+        It is unknown for a set-user-ID program: any user may start root's program su, with the
         name of an MPS program and any environment.
         """
         status = status or self.status(pid)
         with suppress(OSError):
             mode = os.stat(f"{self.root}/{pid}/exe").st_mode  # noqa: PTH116
             if mode & (stat_bits.S_ISUID | stat_bits.S_ISGID):
-                return SEVERAL_USERS
-        return SEVERAL_USERS if status.several_uids else status.uid
+                return None
+        return None if status.several_uids else status.uid
 
     def is_ending(self, pid: int) -> bool:
         """Return whether a process has ended, or has begun to.
