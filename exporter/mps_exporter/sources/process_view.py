@@ -8,7 +8,6 @@ of that root are followed inside it.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -44,7 +43,6 @@ from mps_exporter.sources.processes import (
     Processes,
     bytes_of,
     parse_mps_environment,
-    parse_stat,
     parse_status,
     text_of,
 )
@@ -122,7 +120,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
         leftover=walk.end is not None and is_left_over(walk.end),
         hidden=processes.hidden,
-        own_proc=_own_proc(base, facts.own_pid) if len(facts.namespace_pids) > 1 else None,
+        own_proc=_own_proc(facts, processes) if len(facts.namespace_pids) > 1 else None,
         mps_environment=variables,
         debug_variables=tuple(sorted(debug)),
         missing_libraries=tuple(
@@ -216,24 +214,17 @@ def _is_missing(path: str) -> bool:
     return False
 
 
-def _own_proc(base: Path, own_pid: int) -> bool | None:
+def _own_proc(facts: ProcessFacts, processes: Processes) -> bool | None:
     """Return whether a process's /proc shows its PID namespace; None if unknown.
 
     There, its own PID must have its own start time. Start times are world-readable. Comparing
     namespaces would need trace permission for both processes, and process 1 of a host may have a
     capability that even root in a container lacks.
     """
-    seen = base / "root" / "proc"
-    try:
-        (seen / "stat").stat()
-        there = parse_stat((seen / str(own_pid) / "stat").read_bytes())
-        here = parse_stat((base / "stat").read_bytes())
-    except OSError as error:
-        gone = error.errno in (errno.ENOENT, errno.ESRCH)
-        return False if gone and (seen / "stat").exists() else None
-    if there is None or here is None:
-        return None
-    return there.start_ticks == here.start_ticks
+    seen = Processes(f"{processes.root}/{facts.pid}/root/proc").start_ticks([facts.own_pid])
+    started = processes.start_ticks([facts.pid]).get(facts.pid)
+    known = started is not None and facts.own_pid in seen
+    return seen[facts.own_pid] == started if known else None
 
 
 class _User(NamedTuple):
