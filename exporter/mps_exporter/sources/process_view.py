@@ -39,13 +39,7 @@ from mps_exporter.sources.control_groups import (
     tracer_of,
 )
 from mps_exporter.sources.daemon_directories import MPS_COMM, is_left_over
-from mps_exporter.sources.processes import (
-    Processes,
-    bytes_of,
-    parse_mps_environment,
-    parse_status,
-    text_of,
-)
+from mps_exporter.sources.processes import Processes, bytes_of, text_of
 
 DEBUG_VARIABLES = frozenset(
     {
@@ -94,11 +88,8 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         return ProcessView(
             pid, uid=facts.uid, state=facts.state, command=facts.name, reading_hangs=True
         )
-    status = parse_status(bytes_of(f"{base}/status"))
-    # /proc returns an empty environment for a zombie.
-    environment = bytes_of(f"{base}/environ")
-    variables = parse_mps_environment(environment) if environment else None
-    debug = _debug_variables(environment)
+    status, variables = processes.status(pid), facts.mps_environment
+    debug = _debug_variables(bytes_of(f"{base}/environ"))
     user = _User(status.uid, status.group | status.supplementary_groups)
     named = (variables or {}).get("CUDA_MPS_PIPE_DIRECTORY")
     directory = None if variables is None else named or policy.DEFAULT_PIPE_DIRECTORIES[0]
@@ -152,12 +143,12 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
     """
     if facts.process is None:
         return DaemonConditions()
-    base = Path(procfs, str(facts.process.pid))
-    status = parse_status(bytes_of(f"{base}/status"))
+    pid = facts.process.pid
+    status = Processes(procfs).status(pid)
     closed: dict[int, ClosedFolder] = {}
     for uid in filter(None, uids):
         user = _User(uid, status.group, status.supplementary_groups)
-        walk = _walk_as(str(base / "root"), facts.pipe_directory, user)
+        walk = _walk_as(f"{procfs}/{pid}/root", facts.pipe_directory, user)
         if walk.closed is not None:
             closed[uid] = walk.closed
     cgroup = facts.process.cgroup
