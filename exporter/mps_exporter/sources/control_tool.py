@@ -109,7 +109,6 @@ class _QueryState:
     failed_pause: Pause  # Time for which an ordinary user's failed probe is reused.
     hung_at: float = float("-inf")  # When the last query timed out (Unix time).
     probe: ControlObservation | None = None
-    probed_at: float = float("-inf")
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Server -> ordinals of its devices, if it has reported them."""
     interface: str | None = None  # Interface of the last successful probe; None before the first.
@@ -162,18 +161,18 @@ class ControlTool:
             if free and (probe := state.probe) is not None:
                 if active_at > probe.at:
                     state.failed_pause.record_activity()
-                age = self._clock() - state.probed_at
-                fresh = age < self._min_interval_seconds and probe.at >= since
+                age = self._now() - probe.at  # negative: the clock was set back
+                fresh = 0 <= age < self._min_interval_seconds and probe.at >= since
                 if fresh or state.failed_pause.remaining_seconds() > 0:
                     return probe
             why = _skip_reason(daemon, state.pause) if free else _BUSY
             if why is not None:
                 return self._skipped(daemon, "probe", why)
-            at, clock = self._now(), self._clock()
+            at = self._now()
             exchanges = await _probe(state, partial(self._query, state, deadline))
             observation = self._make_observation(state, "probe", at, exchanges)
             if observation.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
-                state.probe, state.probed_at = observation, clock
+                state.probe = observation
                 if observation.outcome is Outcome.OK:
                     state.failed_pause.record_success()
                 elif daemon.limited:
@@ -234,14 +233,10 @@ class ControlTool:
             lock = asyncio.Lock() if state is None else state.lock
             hang = policy.CONTROL_BACKOFF_SECONDS, policy.MAX_CONTROL_BACKOFF_SECONDS
             failure = policy.USERS_CONTROL_BACKOFF_SECONDS, policy.MAX_USERS_CONTROL_BACKOFF_SECONDS
-            state = self._daemons[daemon.pipe_directory] = _QueryState(
-                daemon,
-                identity,
-                lock,
-                Pause(self._clock, *hang),
-                Pause(self._clock, *hang),
-                Pause(self._clock, *failure),
-            )
+            pause = partial(Pause, self._clock)
+            pauses = pause(*hang), pause(*hang), pause(*failure)
+            state = _QueryState(daemon, identity, lock, *pauses)
+            self._daemons[daemon.pipe_directory] = state
         state.daemon = daemon
         return state
 
