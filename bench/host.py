@@ -69,10 +69,6 @@ class StagedNvml(FakeNvml):
     def now(self, moment: float) -> None:
         """Do nothing: the clock is real."""
 
-    def wait_xid(self, events: object, timeout_milliseconds: int) -> None:
-        assert events is not None
-        time.sleep(timeout_milliseconds / 1000)
-
     def processes(self, device: Device, kind: ProcessKind) -> Listed:
         self.fail("", self._read("failing.json"))
         super().processes(device, kind)

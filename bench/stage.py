@@ -7,6 +7,7 @@ files.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from mps_exporter import cli
@@ -20,7 +21,8 @@ from mps_exporter.sources.nvml import NvmlSession  # noqa: E402
 
 def main() -> int:
     folder = Path(sys.argv[1])
-    live_host.NvmlSession = lambda options: NvmlSession(StagedNvml(folder), None, options)  # type: ignore[assignment, misc]
+    session = partial(NvmlSession, StagedNvml(folder))
+    vars(live_host)["NvmlSession"] = session
     return cli.main(sys.argv[2:])
 
 

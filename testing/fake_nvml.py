@@ -8,8 +8,6 @@ process in NVML fail an assertion.
 from __future__ import annotations
 
 import json
-import queue
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,13 +85,9 @@ class FakeNvml(NvmlApi):
         self.failing: dict[str, int] = {}
         self.functions: set[str] = set()
         """Functions that the library has in addition to the recorded functions."""
-        self.events: queue.Queue[tuple[int, int] | NvmlError] = queue.Queue()
+        self.events: list[tuple[int, int]] = []
         self.confidential = 0
         self.live_samples = 0
-        self.waiting = 0
-        """Threads that wait for events."""
-        self.stuck: threading.Event | None = None
-        """If not None, a wait for events ends only after this event is set."""
 
     def fail(self, function: str, code: int | None) -> None:
         """Make a function fail, or all functions (""); the code None ends the failure."""
@@ -108,7 +102,7 @@ class FakeNvml(NvmlApi):
         return EPOCH + at + sum(step for since, step in self.clock_steps if at > since)
 
     def xid(self, gpu: FakeDevice, code: int) -> None:
-        self.events.put((gpu.key, code))
+        self.events.append((gpu.key, code))
 
     def _enter(self, function: str, device: object = None) -> FakeDevice:
         self.calls[function] += 1
@@ -155,8 +149,6 @@ class FakeNvml(NvmlApi):
 
     def _before(self, name: str) -> None:
         """Do what NVML does even if the driver refuses."""
-        if name == "nvmlShutdown":
-            assert not self.waiting, "shut down under a thread that is inside: the process ends"
         if name == "nvmlEventSetFree":
             assert self.initialized, "freed after the shutdown: the process ends"
         self.live_samples -= name == "nvmlGpmSampleFree"  # memory of the process
@@ -235,22 +227,11 @@ class FakeNvml(NvmlApi):
         share = (gpu.busy(after.at) - gpu.busy(before.at)) / (after.at - before.at)
         return {one: gpu.metrics[one] * share for one in metrics if one in gpu.metrics}
 
-    def wait_xid(self, events: object, timeout_milliseconds: int) -> tuple[int, int] | None:
+    def next_xid(self, events: object) -> tuple[int, int] | None:
         assert events is not None
-        assert self.initialized, "waited after the shutdown: the process ends"
+        assert self.initialized, "read after the shutdown: the process ends"
         self._enter("nvmlEventSetWait_v2")
-        self.waiting += 1
-        try:
-            if self.stuck is not None:
-                self.stuck.wait()
-            event = self.events.get(timeout=min(timeout_milliseconds, 1) / 1000)
-        except queue.Empty:
-            return None
-        finally:
-            self.waiting -= 1
-        if isinstance(event, NvmlError):
-            raise event
-        return event
+        return self.events.pop(0) if self.events else None
 
 
 def _take(sample: _Sample, at: float, gpu: FakeDevice, instance: int | None = None) -> None:

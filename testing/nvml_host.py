@@ -5,13 +5,11 @@ from contextlib import contextmanager
 
 from mps_exporter.limits_timeouts_intervals import TICK_INTERVAL_SECONDS
 from mps_exporter.observations import GpuObservation, NvmlObservation
-from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml import NvmlSession
 from testing.fake_nvml import FakeDevice, FakeNvml
-from testing.waiting import PATIENCE_SECONDS
 
 GPM = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 100.0) | {20: 10.0, 21: 20.0}
 """GPM metrics while busy: percentages, and MiB/s."""
-OPTIONS = NvmlOptions(driver_directory="/nonexistent", stop_timeout_seconds=PATIENCE_SECONDS)
 COUNTERS = {"busy_time": "unobserved_time,busy", "sm_active_time": "unobserved_time,active"}
 """Counter of seconds -> counter of its gaps."""
 
@@ -22,9 +20,17 @@ def gpu(name: str = "GPU-0", share: float = 0.5) -> FakeDevice:
 
 
 @contextmanager
-def opened(library: FakeNvml, options: NvmlOptions = OPTIONS) -> Iterator[NvmlSession]:
+def opened(
+    library: FakeNvml, *, serials: bool = False, driver_directory: str = "/nonexistent"
+) -> Iterator[NvmlSession]:
     """Yield the source; check that it leaves nothing behind in NVML."""
-    nvml = NvmlSession(library, Clock(library.wall, lambda: library.now), options)
+    nvml = NvmlSession(
+        library,
+        serials=serials,
+        driver_directory=driver_directory,
+        now=library.wall,
+        clock=lambda: library.now,
+    )
     try:
         yield nvml
     finally:

@@ -18,9 +18,9 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.snapshot import ControlDaemon
+from mps_exporter.sources import SourceError
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.host import SourceError
 from testing import fake_mps_control
 from testing.fake_host import H200
 from testing.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script

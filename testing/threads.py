@@ -1,11 +1,14 @@
-"""A machine that is short of threads."""
+"""Threads of blocking calls, and a machine that is short of threads."""
 
 import threading
+from collections.abc import Hashable
+from typing import Any
 
 import pytest
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.sources import blocking
+from mps_exporter.sources.blocking import BlockingCalls
 
 
 def allow_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +24,9 @@ def allow_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def is_under_way(calls: BlockingCalls[Any], key: Hashable) -> bool:
+    """Return whether the last call with this key has not returned."""
+    call = calls._calls.get(key)
+    return call is not None and not call.future.done()

@@ -37,9 +37,7 @@ from mps_exporter.observations import (
 )
 from mps_exporter.sm_use import SmUseCounter
 from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, Incident, Snapshot
-from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
-
-SELF_LOGGING_COLLECTORS = ("nvml", "control")  # Sources that log their own failures and recoveries.
+from mps_exporter.sources import Host, SourceError, SourceTimeoutError
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +97,7 @@ class CollectionRun:
             timed_out=before.timed_out or timed_out,
             error=error,
         )
-        if name in SELF_LOGGING_COLLECTORS:
+        if name == "control":  # it logs its own failures and recoveries, by daemon
             return
         if error is None:
             self.transitions.recovered(name, message="collector works again", collector=name)

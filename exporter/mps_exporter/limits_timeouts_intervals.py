@@ -97,7 +97,6 @@ MAX_VARIABLE_VALUE_BYTES = 4096  # Length of an MPS variable's value: above the 
 
 MAX_CGROUPS = 1024  # Control groups whose GPU memory is read.
 MAX_CGROUP_DEPTH = 32  # Levels of a control group's path that are searched for a limit.
-MAX_CGROUP_FILE_BYTES = 1 << 16  # Length of a control group's file.
 MAX_CONTAINER_LINKS = 20_000  # Links in the kubelet's folder: of 110 pods, and of ended containers.
 
 # -------------------------------------------------------------------- logs
@@ -120,9 +119,7 @@ MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs an
 
 MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second after a collision.
 CONTROL_RETRY_DELAY_SECONDS = 0.04  # Delay before the second run.
-MIN_CONTROL_RUN_SECONDS = 0.5  # Minimum time left for a run, at most half its timeout.
-MIN_CONTROL_RETRY_SECONDS = 0.1  # Minimum time left for the second run.
-CONTROL_HANG_RATIO = 0.9  # Part of the timeout after which runs without a reply are a hang.
+MIN_CONTROL_RUN_SECONDS = 0.1  # Minimum time left of a collection for the start of a run.
 CONTROL_BACKOFF_SECONDS = 10.0  # Pause after a daemon's first hang; doubles each time.
 MAX_CONTROL_BACKOFF_SECONDS = 300.0  # Maximum pause after a hang.
 
@@ -209,20 +206,21 @@ MAX_TICK_AGE_SECONDS = 1.5
 """Maximum age of the last tick for a collection to use what the tick read. Sampling takes 3 to 4 ms
 on an H200 (GPM 2, utilization 1.25), as much as all other readings together."""
 
+MAX_SECONDS_WITHOUT_SAMPLE = 5.0
+"""Time without a new sample of utilization that suggests a clock set back: NVML samples once a
+second."""
+
 MIN_SAMPLE_INTERVAL_SECONDS = 0.1  # Minimum interval of activity samples, of GPM by DCGM's manual.
 
 # ---------------------------------------------------------------- recovery
 
-REFUSED_RETRY_INTERVAL_SECONDS = 600.0  # Interval of a refused query that may be allowed later.
 INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
 LOST_RETRY_INTERVAL_SECONDS = 120.0  # Interval between initializations while a GPU is lost.
 MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.
 
 # ------------------------------------------- Xid events and control groups
 
-XID_TIMEOUT_MILLISECONDS = 500  # Timeout of one wait for Xid events. The thread stops between two.
-XID_RETRY_SECONDS = 1.0  # Delay after a failed wait: for a lost GPU it fails at once.
-XID_STOP_TIMEOUT_SECONDS = 3.0  # Time for the Xid thread to end before NVML is shut down.
+MAX_XIDS = 1024  # Maximum number of Xid events of one read.
 MAX_CGROUPS_PER_GPU = 128  # Control groups whose memory is read: one call for each group and GPU.
 
 # =========================================================================== MPS: logs and replies

@@ -18,7 +18,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.observations import Observation
 from mps_exporter.snapshot import ControlDaemon, RecordingHeader, Snapshot
-from mps_exporter.sources.host import SourceError, SourceTimeoutError
+from mps_exporter.sources import SourceError, SourceTimeoutError
 from mps_exporter.sources.recording import RecordingWriter
 from testing.mps_logs import LOGS, summary
 from testing.player import Player

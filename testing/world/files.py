@@ -26,9 +26,8 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources import process_view
+from mps_exporter.sources import SourceTimeoutError, process_view
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
-from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
 from mps_exporter.sources.processes import Processes
 from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mps_exporter.observations import GpuProcess, NvmlObservation
-from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import Code, Listed
 from testing.fake_nvml import EPOCH, FakeDevice, FakeNvml, recorded
 from testing.page import Page
@@ -77,9 +77,12 @@ class Gpus:
         self._numbers: dict[str, set[int]] = {}
         """UUID -> the different numbers that the driver replies."""
         self._stepped_ms, self._since = 0, 0.0
-        wall = Clock(lambda: world.now_ms / 1000, lambda: library.now)
-        options = NvmlOptions(xid_events=False, driver_directory="/nonexistent")
-        self._session = NvmlSession(library, wall, options)
+        self._session = NvmlSession(
+            library,
+            driver_directory="/nonexistent",
+            now=lambda: world.now_ms / 1000,
+            clock=lambda: library.now,
+        )
 
     def read(self, listed: Callable[[int], Sequence[GpuProcess]]) -> NvmlObservation:
         """Return what the exporter reads now, with these processes on the GPU of an index."""

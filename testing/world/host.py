@@ -18,9 +18,9 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
+from mps_exporter.sources import SourceError
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.host import SourceError
 from testing.fake_mps_control import V3_USAGE
 from testing.mps_logs import EIGHT
 from testing.world.daemon import Daemon
@@ -40,7 +40,7 @@ SERVER_BYTES = 66 << 20
 
 
 class WorldHost:
-    """The interface sources/host.Host over a world."""
+    """The interface sources.Host over a world."""
 
     def __init__(
         self, world: World, *, history: bool = False, hidden: Collection[LogName] = ()

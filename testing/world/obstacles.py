@@ -6,8 +6,8 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from mps_exporter.sources import SourceError, SourceTimeoutError
 from mps_exporter.sources.child_process import ProcessResult
-from mps_exporter.sources.host import SourceError, SourceTimeoutError
 from mps_exporter.sources.nvml.pynvml_api import Code
 
 MAX_ROUNDS = 12  # 6 s of the polls of logs.
@@ -60,10 +60,10 @@ class AtOnce:
         self._obstacles = obstacles or Obstacles(0, "", there=False)
         self._results, self.errors = dict[Hashable, Any](), dict[Hashable, OSError]()
         self._rounds = Counter[Hashable]()  # Key -> rounds for which its call hangs.
-        self._hanging, self.old = set[Hashable](), frozenset[Hashable]()
+        self.old = frozenset[Hashable]()
 
     def start(self, calls: Mapping[Hashable, tuple[object, Callable[[], Any]]]) -> None:
-        self._results, self.errors, self._hanging = {}, {}, set()
+        self._results, self.errors = {}, {}
         for key, (_, function) in calls.items():
             if (random := self._obstacles.random(SOMETIMES)) is not None:
                 self._rounds[key] = random.randint(0, MAX_ROUNDS)
@@ -72,7 +72,6 @@ class AtOnce:
                     continue
             if self._rounds[key] > 0:
                 self._rounds[key] -= 1
-                self._hanging.add(key)
                 continue
             try:
                 self._results[key] = function()
@@ -87,6 +86,3 @@ class AtOnce:
 
     def results(self, keys: Iterable[Hashable]) -> dict[Hashable, Any]:
         return {key: self._results[key] for key in keys if key in self._results}
-
-    def is_under_way(self, key: Hashable) -> bool:
-        return key in self._hanging

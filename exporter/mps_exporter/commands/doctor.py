@@ -38,7 +38,7 @@ before it is reported, and a server be 1 s old for queries."""
 
 async def collect_twice(settings: Settings) -> Snapshot:
     """Return the second of two collections: activity and some findings need two."""
-    host = LiveHost(replace(settings, mps_min_query_interval=0.0), brief=True)
+    host = LiveHost(replace(settings, mps_min_query_interval=0.0))
     collector = Collector(host, settings)
     began = time.monotonic()
     try:

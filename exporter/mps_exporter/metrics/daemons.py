@@ -58,7 +58,7 @@ DAEMON.each(
     TOOL,
     lambda d: {(reason,): d.query_failures.get(reason, 0) for reason in QUERY_FAILURE_REASONS},
     reason=QUERY_FAILURE_REASONS,
-).means("Failed runs of the control tool, after one retry at most, by reason.")
+).means("Failed runs of the control tool by reason.")
 DAEMON.number(
     "mps_control_default_active_thread_ratio", TOOL, lambda d: d.default_active_thread_ratio
 ).means("Share of the SMs that new servers allow each client.")

@@ -46,10 +46,9 @@ ACCOUNTING = "memacct describe --format=csv"  # Its columns' titles are not publ
 V2_PARTITIONS = "lspart"  # Query of a v2 daemon that was started with -S.
 
 PROBE_V3 = (SERVERS, NAMESPACES)  # Lists of the daemon's configuration.
-DETAILS_V3 = (CLIENTS, PARTITIONS)
-FIXED_V3 = (DEVICES, FEATURES, ACCOUNTING)  # Lists that change only with the servers.
+DETAILS_V3 = (CLIENTS, PARTITIONS, DEVICES, FEATURES, ACCOUNTING)
 
-READ_ONLY_V3 = frozenset((*PROBE_V3, *DETAILS_V3, *FIXED_V3))
+READ_ONLY_V3 = frozenset((*PROBE_V3, *DETAILS_V3))
 """Every query that is ever given as arguments. None of them changes anything, and none has a flag
 before its first word: -q is --ready-devices to one release of the tool, and --quit to another."""
 

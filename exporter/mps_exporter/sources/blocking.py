@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources import SourceTimeoutError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -114,10 +114,6 @@ class BlockingCalls(Generic[T]):
                     self.errors[key] = error
         self.old = frozenset(self._before & found.keys())
         return found
-
-    def is_under_way(self, key: Hashable) -> bool:
-        call = self._calls.get(key)
-        return call is not None and not call.future.done()
 
     async def call(
         self, key: str, function: Callable[..., R], *arguments: Any, seconds: float

@@ -26,7 +26,7 @@ from functools import partial
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.logging import TransitionLogger
-from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
+from mps_exporter.mps.protocol_v3 import DETAILS_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.mps.tool_commands import (
     PROBE,
     SOCKET_PATH_BYTES,
@@ -43,10 +43,8 @@ from mps_exporter.mps.tool_commands import (
 )
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome, QueryKind
 from mps_exporter.sources.child_process import (
-    CAP_SYS_PTRACE,
     ChildRights,
     ProcessResult,
-    effective_capabilities,
     may_change_user,
     run_process,
 )
@@ -57,13 +55,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _BUSY = "another question to it is still under way"
 _NO_SLOT = "too many other daemons are being asked"
-
-_MESSAGES = {
-    Outcome.TIMEOUT: "control daemon does not answer",
-    Outcome.ABSENT: "no control daemon to ask",
-    Outcome.REFUSED: "control daemon refuses to answer",
-    Outcome.UNPARSABLE: "control daemon's answer is not understood",
-}
 
 Runner = Callable[
     [Sequence[str], bytes, Mapping[str, str], float, ChildRights], Awaitable[ProcessResult]
@@ -116,15 +107,11 @@ class _QueryState:
     pause: Pause  # Pause of all queries after a hang.
     server_pause: Pause  # Pause of queries to which a server must reply, after such a query hung.
     failed_pause: Pause  # Time for which an ordinary user's failed probe is reused.
-    silent_seconds: float = 0.0  # Sum of timeouts in a row: enough of them prove a hang.
     hung_at: float = float("-inf")  # When the last query timed out (Unix time).
     probe: ControlObservation | None = None
-    probed_at: float = float("-inf")
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Server -> ordinals of its devices, if it has reported them."""
     interface: str | None = None  # Interface of the last successful probe; None before the first.
-    fixed: tuple[str, tuple[Exchange, ...]] = ("", ())
-    """A v3 daemon's list of servers, and the replies that change only with it."""
 
 
 class ControlTool:
@@ -153,12 +140,9 @@ class ControlTool:
         self._now = now
         self._clock = clock
         self._may_change_user = may_change_user()
-        has_ptrace = effective_capabilities() >> CAP_SYS_PTRACE & 1
-        self._kept_capabilities = (CAP_SYS_PTRACE,) if has_ptrace else ()
         self._budget = budget or UserBudget(clock=clock)
         self._daemons: dict[str, _QueryState] = {}
-        self._runs: Counter[str] = Counter()
-        self._failures: dict[str, Counter[str]] = {}
+        self._runs: dict[str, Counter[Outcome]] = {}
         self._transitions = TransitionLogger(logging.getLogger(__name__))
 
     async def probe(
@@ -177,18 +161,18 @@ class ControlTool:
             if free and (probe := state.probe) is not None:
                 if active_at > probe.at:
                     state.failed_pause.record_activity()
-                age = self._clock() - state.probed_at
-                fresh = age < self._min_interval_seconds and probe.at >= since
+                age = self._now() - probe.at  # negative: the clock was set back
+                fresh = 0 <= age < self._min_interval_seconds and probe.at >= since
                 if fresh or state.failed_pause.remaining_seconds() > 0:
                     return probe
             why = _skip_reason(daemon, state.pause) if free else _BUSY
             if why is not None:
                 return self._skipped(daemon, "probe", why)
-            at, clock = self._now(), self._clock()
+            at = self._now()
             exchanges = await _probe(state, partial(self._query, state, deadline))
             observation = self._make_observation(state, "probe", at, exchanges)
             if observation.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
-                state.probe, state.probed_at = observation, clock
+                state.probe = observation
                 if observation.outcome is Outcome.OK:
                     state.failed_pause.record_success()
                 elif daemon.limited:
@@ -211,7 +195,7 @@ class ControlTool:
                 return self._skipped(daemon, "reconciliation", why)
             state.devices = {pid: state.devices[pid] for pid in server_pids if pid in state.devices}
             at, query = self._now(), partial(self._query, state, deadline)
-            exchanges = await _query_details(state, query) if state.interface == "3" else []
+            exchanges = await _query_each(DETAILS_V3, query) if state.interface == "3" else []
             for server_pid in server_pids:
                 exchanges += await _query_server(state, server_pid, query)
                 if exchanges[-1].outcome in (Outcome.TIMEOUT, Outcome.SKIPPED):
@@ -224,7 +208,10 @@ class ControlTool:
             return observation
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
+        runs = self._runs.get(pipe_directory, Counter())
+        harmless = (Outcome.OK, Outcome.SKIPPED)
+        failures = {one.value: count for one, count in runs.items() if one not in harmless}
+        return runs.total(), failures
 
     def forget(self, present: Iterable[str]) -> None:
         """Drop the state of all daemons except these (pipe directories)."""
@@ -232,10 +219,9 @@ class ControlTool:
         for gone in self._daemons.keys() - kept:
             if not self._daemons[gone].lock.locked():
                 del self._daemons[gone]
-                self._transitions.forget("daemon", gone)
+                self._transitions.forget(gone)
         for gone in self._runs.keys() - kept:
             del self._runs[gone]
-            self._failures.pop(gone, None)
 
     # ------------------------------------------------------------------ one daemon
 
@@ -247,14 +233,10 @@ class ControlTool:
             lock = asyncio.Lock() if state is None else state.lock
             hang = policy.CONTROL_BACKOFF_SECONDS, policy.MAX_CONTROL_BACKOFF_SECONDS
             failure = policy.USERS_CONTROL_BACKOFF_SECONDS, policy.MAX_USERS_CONTROL_BACKOFF_SECONDS
-            state = self._daemons[daemon.pipe_directory] = _QueryState(
-                daemon,
-                identity,
-                lock,
-                Pause(self._clock, *hang),
-                Pause(self._clock, *hang),
-                Pause(self._clock, *failure),
-            )
+            pause = partial(Pause, self._clock)
+            pauses = pause(*hang), pause(*hang), pause(*failure)
+            state = _QueryState(daemon, identity, lock, *pauses)
+            self._daemons[daemon.pipe_directory] = state
         state.daemon = daemon
         return state
 
@@ -273,11 +255,11 @@ class ControlTool:
             state.pause.record_success()
         name = state.daemon.pipe_directory
         if outcome is Outcome.OK:
-            message = "control daemon answers"
-            self._transitions.recovered("daemon", name, message=message, daemon=name)
+            message = "a control daemon replies again"
+            self._transitions.recovered(name, message=message, daemon=name)
         elif outcome is not Outcome.SKIPPED:
-            message = _MESSAGES[outcome]
-            self._transitions.failed("daemon", name, message=message, daemon=name, err=error)
+            message = "queries of a control daemon fail"
+            self._transitions.failed(name, message=message, daemon=name, err=error)
         return ControlObservation(at, name, kind, outcome, tuple(exchanges), error)
 
     def _skipped(self, daemon: DaemonFacts, kind: QueryKind, why: str) -> ControlObservation:
@@ -290,65 +272,55 @@ class ControlTool:
     async def _query(
         self, state: _QueryState, deadline: float, commands: tuple[str, ...]
     ) -> Exchange:
-        """Run the tool, again if a collision with another caller may explain a failure."""
+        """Run the tool, again if a collision with another caller may explain a failure.
+
+        No run begins after the deadline, but each has its full timeout: a shorter silence proves
+        no hang.
+        """
         daemon = state.daemon
         exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
-        least = min(policy.MIN_CONTROL_RUN_SECONDS, self._timeout_seconds / 2)
-        while exchange.attempts < policy.MAX_CONTROL_ATTEMPTS and deadline - self._clock() >= least:
+        while (
+            exchange.attempts < policy.MAX_CONTROL_ATTEMPTS
+            and deadline - self._clock() >= policy.MIN_CONTROL_RUN_SECONDS
+        ):
             if exchange.attempts:
                 await asyncio.sleep(policy.CONTROL_RETRY_DELAY_SECONDS)
             slots = self._budget.tool_slots(daemon)
             async with _held(slots, deadline - self._clock()) as free:
                 if not free:
                     return replace(exchange, error=_NO_SLOT)
-                attempt = await self._run_once(state, commands, deadline - self._clock())
-            least = policy.MIN_CONTROL_RETRY_SECONDS
+                attempt = await self._run_once(daemon, commands)
             exchange = replace(attempt, attempts=exchange.attempts + 1)
-            self._runs[daemon.pipe_directory] += 1
+            self._runs.setdefault(daemon.pipe_directory, Counter())[exchange.outcome] += 1
             if not _should_retry(exchange, daemon):
                 break
-        if exchange.outcome not in (Outcome.OK, Outcome.SKIPPED):
-            failures = self._failures.setdefault(daemon.pipe_directory, Counter())
-            failures[exchange.outcome.value] += 1
         return exchange
 
-    async def _run_once(
-        self, state: _QueryState, commands: tuple[str, ...], seconds: float
-    ) -> Exchange:
-        limit = max(min(seconds, self._timeout_seconds), 0.0)
+    async def _run_once(self, daemon: DaemonFacts, commands: tuple[str, ...]) -> Exchange:
         try:
-            with self._reached(state.daemon) as (path, rights):
+            with self._reached(daemon) as (path, rights):
                 arguments, stdin, more = invocation(commands)
                 environment = {"CUDA_MPS_PIPE_DIRECTORY": path, "PATH": PATH, **more}
                 argv = (shutil.which(self._binary) or self._binary, *arguments)
-                child = await self._run(argv, stdin, environment, limit, rights)
+                child = await self._run(argv, stdin, environment, self._timeout_seconds, rights)
         except OSError as error:
             return Exchange(commands, Outcome.ABSENT, error=start_error_text(self._binary, error))
-        exchange = _exchange(commands, child, limit)
-        state.silent_seconds = state.silent_seconds + limit if child.timed_out else 0.0
-        hang_seconds = policy.CONTROL_HANG_RATIO * self._timeout_seconds
-        if child.timed_out and state.silent_seconds < hang_seconds:
-            why = f"{exchange.error}, and no more time was left"
-            return replace(exchange, outcome=Outcome.SKIPPED, error=why)
-        return exchange
+        return _exchange(commands, child, self._timeout_seconds)
 
     @contextmanager
     def _reached(self, daemon: DaemonFacts) -> Iterator[tuple[str, ChildRights]]:
         """Yield the pipe directory as the tool must name it, and the rights of the tool.
 
-        The tool runs as the daemon's user if possible, and without capabilities. It keeps
-        CAP_SYS_PTRACE for root's daemons in containers only, to enter /proc/PID/root.
-        Other directories in containers are opened here; the tool inherits the descriptor.
+        The tool runs as the daemon's user if possible, and without capabilities. Directories in
+        other mount namespaces are opened here; the tool inherits the descriptor.
         """
         user, path = daemon.user, daemon.pipe_path
         uid = user if user and self._may_change_user else None
         if not process_root(path, self._procfs)[0]:
             yield path, ChildRights(uid)
-        elif not user and not daemon.limited:
-            yield path, ChildRights(uid, self._kept_capabilities)
         else:
             with opened_directory(path, self._procfs) as directory:
-                yield f"/proc/self/fd/{directory}", ChildRights(uid, descriptors=(directory,))
+                yield f"/proc/self/fd/{directory}", ChildRights(uid, (directory,))
 
 
 @asynccontextmanager
@@ -407,19 +379,6 @@ async def _query_each(commands: Iterable[str], query: Query) -> list[Exchange]:
     return found
 
 
-async def _query_details(state: _QueryState, query: Query) -> list[Exchange]:
-    """Query details of a v3 daemon's servers; fixed values once per list of servers."""
-    found = await _query_each(DETAILS_V3, query)
-    probe = state.probe
-    servers = probe.exchanges[0].stdout if probe is not None and probe.exchanges else ""
-    if found[-1].outcome is Outcome.OK and (not state.fixed[1] or state.fixed[0] != servers):
-        fixed = await _query_each(FIXED_V3, query)
-        if any(one.outcome is not Outcome.OK for one in fixed):
-            return found + fixed
-        state.fixed = servers, tuple(fixed)
-    return [*found, *state.fixed[1]]
-
-
 async def _query_server(state: _QueryState, server_pid: int, query: Query) -> list[Exchange]:
     """Query one server; the first time also its devices, and then the limits on its devices."""
     devices = state.devices.get(server_pid)
@@ -433,7 +392,7 @@ async def _query_server(state: _QueryState, server_pid: int, query: Query) -> li
 
 
 def _skip_reason(daemon: DaemonFacts, *pauses: Pause) -> str | None:
-    socket = f"{daemon.pipe_path}/control"
+    socket = f"{process_root(daemon.pipe_path)[1]}/control"
     length = path_bytes(socket)
     if length > SOCKET_PATH_BYTES:
         return (

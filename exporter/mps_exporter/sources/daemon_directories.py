@@ -22,7 +22,7 @@ from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts
-from mps_exporter.sources.processes import SEVERAL_USERS, Account, Processes, program_name, text_of
+from mps_exporter.sources.processes import Account, Processes, program_name, text_of
 from mps_exporter.sources.resolve_in_root import MAX_PATH_BYTES, opened_directory, resolve_in_root
 
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
@@ -54,31 +54,23 @@ _FLOCK = struct.Struct("@hhqqi0q")  # struct flock: type, whence, start, length,
 # ---------------------------------------------------------------------- arguments and sockets
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonFlags:
-    """The arguments of nvidia-cuda-mps-control."""
+_FOREGROUND = {"f", "foreground", "forground"}  # The last is the tool's spelling up to driver 580.
+_FLAGS = {
+    "daemon": {"d", "daemon", *_FOREGROUND},  # Without them, the process is a run of the tool.
+    "foreground": _FOREGROUND,
+    "multiuser": {"M", "m", "multiuser", "multiuser-server"},
+    "static_partitioning": {"S", "static-partitioning"},
+}
+"""Flag of nvidia-cuda-mps-control -> its letters and words."""
 
-    daemon: bool = False  # -d or -f is set: without them the process is a run of the tool.
-    foreground: bool = False
-    multiuser: bool = False
-    static_partitioning: bool = False
 
-
-def parse_daemon_flags(arguments: tuple[str, ...]) -> DaemonFlags:
-    """Parse the flags; several letters may follow one dash, as in "-df".
-
-    "forground" is the tool's own spelling up to driver 580.
-    """
-    words = {word.lstrip("-") for word in arguments[1:] if word.startswith("-")}
+def parse_daemon_flags(arguments: tuple[str, ...]) -> set[str]:
+    """Return the keys of _FLAGS that are set; several letters may follow one dash, as in "-df"."""
+    given = {word.lstrip("-") for word in arguments[1:] if word.startswith("-")}
     # Words may follow one dash, too, but are longer.
-    letters = {*"".join(word for word in arguments[1:] if re.fullmatch(r"-[A-Za-z]{1,4}", word))}
-    foreground = bool(letters & {"f"} or words & {"forground", "foreground"})
-    return DaemonFlags(
-        daemon=foreground or bool(letters & {"d"} or words & {"daemon"}),
-        foreground=foreground,
-        multiuser=bool(letters & {"M", "m"} or words & {"multiuser-server", "multiuser"}),
-        static_partitioning=bool(letters & {"S"} or words & {"static-partitioning"}),
-    )
+    short = (word for word in arguments[1:] if re.fullmatch(r"-[A-Za-z]{1,4}", word))
+    given.update(*short)
+    return {flag for flag, names in _FLAGS.items() if names & given}
 
 
 def parse_control_sockets(lines: Iterable[bytes]) -> Iterator[str]:
@@ -111,6 +103,8 @@ class PipeDirectory:
     owner_uid: int | None = None  # None: the directory does not exist or cannot be seen.
     lock_owner_uid: int | None = None
     holder_is_root: bool = False  # Held by the host's root or the exporter's user.
+    log_owners: tuple[int, ...] = ()
+    """Users whose files are accepted as the logs of the daemon of a configured directory."""
 
     @property
     def exists(self) -> bool:
@@ -231,7 +225,6 @@ class DaemonDirectories:
     ) -> DirectoryLookup:
         """Find the directory where this process is the daemon; `before` is the last result."""
         uid = self._processes.sole_user(program.pid)
-        uid = None if uid == SEVERAL_USERS else uid
         place = self._place(program, configured, uid, before)
         if isinstance(place, str):
             return place
@@ -246,9 +239,9 @@ class DaemonDirectories:
             directories_assumed=environment is None and place.holder != program.pid,
             log_directory_assumed=environment is None,
             process=program.process,
-            foreground=flags.foreground,
-            multiuser=flags.multiuser,
-            static_partitioning=flags.static_partitioning,
+            foreground="foreground" in flags,
+            multiuser="multiuser" in flags,
+            static_partitioning="static_partitioning" in flags,
             protocol=named_protocol(program.arguments, environment),
             lock_holder_pid=place.holder,
             lock_tested=place.lock_tested,
@@ -272,7 +265,7 @@ class DaemonDirectories:
                     return place
         # The directories of an ending process can no longer be reached. Using the host's
         # directories here would let a user who gets the PID pose as the daemon.
-        is_daemon = parse_daemon_flags(program.arguments).daemon
+        is_daemon = "daemon" in parse_daemon_flags(program.arguments)
         if not is_daemon or self._processes.is_ending(program.pid):
             return "none"
         # A daemon holds its lock, so it is not in a directory whose lock was tested and is free (a
@@ -309,7 +302,7 @@ class DaemonDirectories:
             return seen
         # The file of another user's program may be in a file system that hangs: do not access it.
         belongs = seen.belongs_to(status.uid, trusted=trusted, strictly=strictly)
-        if not belongs or self._processes.sole_user(holder, status) == SEVERAL_USERS:
+        if not belongs or self._processes.sole_user(holder, status) is None:
             return replace(seen, holder=None)
         return replace(seen, holder_is_root=trusted)
 

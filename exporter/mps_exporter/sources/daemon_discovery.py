@@ -39,15 +39,11 @@ from mps_exporter.sources.daemon_directories import (
     parse_daemon_flags,
 )
 from mps_exporter.sources.fairness import UserBudget
-from mps_exporter.sources.processes import Account, Processes
-from mps_exporter.sources.user_names import HOST_USERS
+from mps_exporter.sources.processes import HOST_USERS, Account, Processes
 
 CONTAINER_LOGS = "/var/log/containers"
 
 _Configured = tuple[str, str | None]  # Pipe directory, and log directory if it is configured, too.
-
-_Place = tuple[PipeDirectory, tuple[int, ...]]
-"""A configured pipe directory, and the users whose files are accepted as its daemon's logs."""
 
 
 class DaemonDiscovery:
@@ -75,7 +71,7 @@ class DaemonDiscovery:
         """Children of ordinary users' daemons -> the daemon. A daemon is a child of no daemon."""
         self._children_until = float("-inf")
         self._calls = BlockingCalls[Any]()  # Checks of directories.
-        self._places = dict[Hashable, _Place]()
+        self._places = dict[Hashable, PipeDirectory]()
         self._lookups = dict[Any, DirectoryLookup]()
         self._recheck_at = self._recheck_new_at = float("-inf")
         """Next check of the directories of all ordinary users' processes; of new processes."""
@@ -101,8 +97,8 @@ class DaemonDiscovery:
         found = self._check_directories(configured, self._programs())
         daemons: dict[object, DaemonFacts] = {}
         for pipe, log in configured:
-            place, owners = self._places[pipe, log]
-            daemons.setdefault(place.identity, _configured_daemon(pipe, log, place, owners))
+            place = self._places[pipe, log]
+            daemons.setdefault(place.identity, _configured_daemon(pipe, log, place))
         for place, daemon in found:
             known = daemons.get(place.identity)
             writes = not daemon.foreground and not daemon.limited
@@ -314,7 +310,7 @@ class DaemonDiscovery:
         servers = [
             one for one in programs if one.process.parent_pid == program.pid and not one.is_control
         ]
-        multiuser = any(parse_daemon_flags(one.arguments).multiuser for one in servers)
+        multiuser = any("multiuser" in parse_daemon_flags(one.arguments) for one in servers)
         return replace(
             daemon,
             process=self._with_halt(program.process),
@@ -334,30 +330,32 @@ class DaemonDiscovery:
                 self._ignored[account[0]] += 1
         return found
 
-    def _check_configured(self, pipe_directory: str, log_directory: str | None) -> _Place:
+    def _check_configured(self, pipe_directory: str, log_directory: str | None) -> PipeDirectory:
         place = self._directories.check("", pipe_directory, strictly=True)
         owners = {place.owner_uid}
         if log_directory is not None:  # the owner of a configured log directory is trusted
             status = directory_status(log_directory, self._processes.root)
             owners.add(None if status is None else status.st_uid)
         known = sorted(uid for uid in owners if uid is not None)
-        return place, tuple(known or sorted({0, os.geteuid()}))
+        return replace(place, log_owners=tuple(known or sorted({0, os.geteuid()})))
 
-    def _place(self, configured: _Configured, found: Mapping[Hashable, _Place]) -> _Place:
+    def _place(
+        self, configured: _Configured, found: Mapping[Hashable, PipeDirectory]
+    ) -> PipeDirectory:
         """Return the last result for a configured directory.
 
         The holder of the lock at the time of an earlier collection proves nothing about now.
         """
         pipe = configured[0]
-        unknown = PipeDirectory("", pipe, lock_tested=False, holder=None, identity=pipe), ()
-        place, owners = found.get(configured, self._places.get(configured, unknown))
+        unknown = PipeDirectory("", pipe, lock_tested=False, holder=None, identity=pipe)
+        place = found.get(configured, self._places.get(configured, unknown))
         if place.holder_is_root and place.owner_uid == 0:
             self._of_root.add(place.identity)
         elif place.holder and place.identity in self._of_root:
             place = replace(place, holder=None)
         if configured not in found or configured in self._calls.old:
             place = replace(place, lock_tested=False, holder=None)
-        return place, owners
+        return place
 
     def _discovery_error(self) -> str | None:
         if self._unplaced:
@@ -402,14 +400,14 @@ def _unread_error(unknown: Mapping[int, OSError]) -> str | None:
 
 
 def _configured_daemon(
-    pipe_directory: str, log_directory: str | None, place: PipeDirectory, owners: tuple[int, ...]
+    pipe_directory: str, log_directory: str | None, place: PipeDirectory
 ) -> DaemonFacts:
     return DaemonFacts(
         pipe_directory=pipe_directory,
         log_directory=log_directory or DEFAULT_LOG_DIRECTORY,
         configured=True,
         owner_uid=place.owner_uid,
-        log_owners=owners,
+        log_owners=place.log_owners,
         lock_holder_pid=place.holder,
         lock_tested=place.lock_tested,
     )

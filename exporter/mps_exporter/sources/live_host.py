@@ -21,13 +21,13 @@ from mps_exporter.observations import (
     NvmlObservation,
     ProcfsObservation,
 )
+from mps_exporter.sources import SourceTimeoutError
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
-from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.kernel_log import KernelEvidence
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
-from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.processes import Processes
 from mps_exporter.sources.resolve_in_root import process_root
 
@@ -39,12 +39,7 @@ FOREGROUND = (
 class LiveHost:
     """Host over NVML, /proc, the control tool and the log files."""
 
-    def __init__(self, settings: Settings, *, brief: bool = False) -> None:
-        """Open the sources, with `brief` for one or two collections.
-
-        With `brief`, no driver events are requested: their thread leaves NVML only every 0.5 s,
-        and the end of the program would wait for it.
-        """
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._procfs_path = settings.path_procfs
         self._procfs = DaemonDiscovery(
@@ -65,9 +60,7 @@ class LiveHost:
         self._daemon_pids = set[int]()  # PIDs of the daemons that were found last.
         self._watched: dict[int, int | None] = {}  # PID -> its start; None if exited.
         self._scanned_at = float("-inf")
-        self._nvml = NvmlSession(
-            options=NvmlOptions(serials=settings.collector_nvml_serials, xid_events=not brief)
-        )
+        self._nvml = NvmlSession(serials=settings.collector_nvml_serials)
         self._calls = BlockingCalls[Any]()
         self._tick_at = 0.0
         self._has_lines = False  # The last poll had lines: they wait for the other log.

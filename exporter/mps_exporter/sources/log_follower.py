@@ -22,15 +22,14 @@ from itertools import islice
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import DaemonFacts, LogChunk, LogName, LogsObservation, LogState
+from mps_exporter.sources import SourceTimeoutError
 from mps_exporter.sources.blocking import BlockingCalls
-from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.log_tail import LogTail, Times
 from mps_exporter.sources.resolve_in_root import opened_directory
 
 LOGS: tuple[LogName, LogName] = ("control", "server")
 
-_HANGS = "reading it does not return: the file system does not answer"
-_NO_THREAD = "the logs of other daemons hang, and no thread is left to read it"
+_HANGS = "its file system does not answer, or no thread is left to read it"
 
 _SERVER_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
@@ -140,8 +139,7 @@ class LogFollower:
         elif now - self._read_at[pipe] >= policy.LOG_UNREADABLE_AFTER_SECONDS:
             message = "reading a daemon's logs does not return"
             self._transitions.failed(pipe, message=message, daemon=pipe, path=daemon.log_directory)
-            hangs = self._calls.is_under_way(pipe)
-            return skipped_log_states(daemon, _HANGS if hangs else _NO_THREAD)
+            return skipped_log_states(daemon, _HANGS)
         return ()
 
     # ------------------------------------------------------------------ one daemon, on a thread

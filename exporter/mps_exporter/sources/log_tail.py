@@ -40,8 +40,6 @@ MAX_ZONE_SECONDS = 14 * 3600  # Maximum distance of a time zone from Greenwich.
 
 MTIME_TOLERANCE_SECONDS = 2.0  # Maximum distance of a file's time from its last line's.
 
-_SET_BACK_SECONDS = 1800.0  # Minimum step back of a time in a repeated hour.
-
 MAX_COPIES = 3  # Maximum number of files that are searched for the end of a truncated log.
 
 MISSING = "no such file"
@@ -52,6 +50,13 @@ UNKNOWN = (
     " place is not its own; name the place with --mps.log-directory, or give the exporter"
     " CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
 )
+
+_CHANGES: dict[str | None, tuple[int, str]] = {
+    None: (logging.INFO, "following a log"),
+    MISSING: (logging.INFO, "a log is not there yet"),
+}
+"""Error of a log -> level and message of the log line about the change; other errors are warned of.
+"""
 
 _STAMP = re.compile(
     rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})"
@@ -111,14 +116,6 @@ class LogZone:
 HOST_ZONE = LogZone()
 
 
-@dataclass(frozen=True, slots=True)
-class LastLine:
-    """The last line that was read, and its offset."""
-
-    stamp: float
-    offset_seconds: float
-
-
 def infer_zone(stamp: float | None, mtime: float) -> LogZone | None:
     """Return the zone that the last timestamp and modification time show; None if unknown."""
     if stamp is None:
@@ -132,38 +129,30 @@ def infer_zone(stamp: float | None, mtime: float) -> LogZone | None:
 
 
 def same_offset_prefix(
-    data: bytes, zone: LogZone, before: LastLine | None, mtime: float | None
-) -> tuple[int, LastLine | None]:
-    """Return the length of the first lines that share an offset, and the last of these lines.
+    data: bytes, zone: LogZone, last_at: float, mtime: float | None
+) -> tuple[int, float | None, float]:
+    """Return the length of the first lines that share an offset, the offset, the last line's time.
 
-    `before` is the line before the data. The last line was written at `mtime`.
+    `last_at` is the time of the line before the data; the last line was written at `mtime`. The
+    offset is None without a timestamp.
     """
-    last: LastLine | None = None
-    for position, stamp in stamps_in(data):
-        line = LastLine(stamp, _offset_after(last or before, stamp, zone))
-        if last is not None and line.offset_seconds != last.offset_seconds:
-            return position, last
-        last = line
-    if last is None:
-        return len(data), before
-    # The last line may follow a change of the clocks: the modification time shows its offset.
-    offsets = zone.offsets(last.stamp)
-    shown = [one for one in offsets if mtime is not None and _fits(last.stamp, one, mtime)]
-    if shown and last.offset_seconds not in shown:
-        last = LastLine(last.stamp, shown[0])
-    return len(data), last
+    offset, stamp = None, 0.0
+    for position, found in stamps_in(data):
+        offsets, earliest = zone.offsets(found), last_at - policy.CLOCK_JUMP_SECONDS
+        own = next((one for one in offsets if found - one >= earliest), offsets[-1])
+        if offset is not None and own != offset:
+            return position, offset, last_at
+        offset, stamp, last_at = own, found, found - own
+    if offset is not None and mtime is not None:
+        # The last line may follow a change of the clocks: the modification time shows its offset.
+        shown = [one for one in zone.offsets(stamp) if _fits(stamp, one, mtime)]
+        if shown and offset not in shown:
+            offset, last_at = shown[0], stamp - shown[0]
+    return len(data), offset, last_at
 
 
 def _fits(stamp: float, offset: float, mtime: float) -> bool:
     return abs(stamp - offset - mtime) <= MTIME_TOLERANCE_SECONDS
-
-
-def _offset_after(before: LastLine | None, stamp: float, zone: LogZone) -> float:
-    """Return the offset of a line that follows another."""
-    offsets = zone.offsets(stamp)
-    if len(offsets) == 1 or before is None or before.offset_seconds not in offsets:
-        return offsets[0]
-    return offsets[-1] if stamp < before.stamp - _SET_BACK_SECONDS else before.offset_seconds
 
 
 # ---------------------------------------------------------------------- positions in a file
@@ -245,7 +234,8 @@ class LogTail:
     start_offset: int = 0  # Where the first read began.
     zone: LogZone | None = None  # Zone that the modification time showed; None if not yet.
     _logged_error: str | None = ""
-    _last_line: LastLine | None = None
+    _last_at: float = -math.inf  # Unix time of the last line that was read.
+    _utc_offset: float | None = None  # Offset of that line; None before the first timestamp.
     _restarted: bool = False
     _lost_bytes: int = 0
     _file: tuple[int, int] | None = None  # Device and inode of the file that was read last.
@@ -278,25 +268,14 @@ class LogTail:
     def state(self) -> LogState:
         """Return whether the log can be read, and log a change of that."""
         if self.error != self._logged_error:
-            self._log_transition()
+            self._logged_error = self.error
+            level, message = _CHANGES.get(self.error, (logging.WARNING, "cannot read a log"))
+            fields = {"daemon": self.pipe_directory, "path": self.path, "err": self.error}
+            if self.path or self.log == "control":  # one line if the directory is unknown
+                _log.log(level, message, extra={"fields": fields})
         readable = self.descriptor is not None
         size = self._size_bytes if readable else None
         return LogState(self.pipe_directory, self.log, self.path, readable, size, self.error)
-
-    def _log_transition(self) -> None:
-        self._logged_error = self.error
-        fields = {"daemon": self.pipe_directory, "path": self.path, "err": self.error}
-        if not self.path and self.error is not None:
-            if self.log == "control":  # both logs lack a directory: one line
-                del fields["path"]
-                message = "cannot determine the daemon's log directory"
-                _log.warning(message, extra={"fields": fields})
-        elif self.error is None:
-            _log.info("following a log", extra={"fields": fields})
-        elif self.error == MISSING:
-            _log.info("a log is not there yet", extra={"fields": fields})
-        else:
-            _log.warning("cannot read a log", extra={"fields": fields})
 
     # ------------------------------------------------------------------ which file
 
@@ -435,7 +414,7 @@ class LogTail:
             begin = min(begin, history_end)
         self.start_offset = self._offset = begin
         self._history_until = history_end
-        self.zone, self._last_line = zone, None
+        self.zone, self._last_at, self._utc_offset = zone, -math.inf, None
         self._fingerprint, self._complete = b"", False
         self._restarted, self._lost_bytes = known, lost
 
@@ -507,7 +486,7 @@ class LogTail:
             restarted=self._restarted,
             lost_bytes=self._lost_bytes,
             complete_until=read_at if self._complete else None,
-            utc_offset_seconds=None if self._last_line is None else self._last_line.offset_seconds,
+            utc_offset_seconds=self._utc_offset,
             server_name=self.server_name,
         )
         self._restarted, self._lost_bytes = False, 0
@@ -533,7 +512,8 @@ class LogTail:
         if self._complete:
             self.zone = infer_zone(last_stamp_in(data), mtime) or self.zone
         zone, written_at = self.zone or fallback or HOST_ZONE, mtime if self._complete else None
-        length, self._last_line = same_offset_prefix(data, zone, self._last_line, written_at)
+        length, offset, self._last_at = same_offset_prefix(data, zone, self._last_at, written_at)
+        self._utc_offset = self._utc_offset if offset is None else offset
         self._complete &= length == len(data)
         return data[:length]
 

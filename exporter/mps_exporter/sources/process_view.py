@@ -8,7 +8,6 @@ of that root are followed inside it.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -40,13 +39,7 @@ from mps_exporter.sources.control_groups import (
     tracer_of,
 )
 from mps_exporter.sources.daemon_directories import MPS_COMM, is_left_over
-from mps_exporter.sources.processes import (
-    Processes,
-    parse_mps_environment,
-    parse_stat,
-    parse_status,
-    text_of,
-)
+from mps_exporter.sources.processes import Processes, bytes_of, text_of
 
 DEBUG_VARIABLES = frozenset(
     {
@@ -95,11 +88,8 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         return ProcessView(
             pid, uid=facts.uid, state=facts.state, command=facts.name, reading_hangs=True
         )
-    status = parse_status(_bytes_of(base / "status"))
-    # /proc returns an empty environment for a zombie.
-    environment = _bytes_of(base / "environ")
-    variables = parse_mps_environment(environment) if environment else None
-    debug = _debug_variables(environment)
+    status, variables = processes.status(pid), facts.mps_environment
+    debug = _debug_variables(bytes_of(f"{base}/environ"))
     user = _User(status.uid, status.group | status.supplementary_groups)
     named = (variables or {}).get("CUDA_MPS_PIPE_DIRECTORY")
     directory = None if variables is None else named or policy.DEFAULT_PIPE_DIRECTORIES[0]
@@ -121,7 +111,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
         leftover=walk.end is not None and is_left_over(walk.end),
         hidden=processes.hidden,
-        own_proc=_own_proc(base, facts.own_pid) if len(facts.namespace_pids) > 1 else None,
+        own_proc=_own_proc(facts, processes) if len(facts.namespace_pids) > 1 else None,
         mps_environment=variables,
         debug_variables=tuple(sorted(debug)),
         missing_libraries=tuple(
@@ -153,12 +143,12 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
     """
     if facts.process is None:
         return DaemonConditions()
-    base = Path(procfs, str(facts.process.pid))
-    status = parse_status(_bytes_of(base / "status"))
+    pid = facts.process.pid
+    status = Processes(procfs).status(pid)
     closed: dict[int, ClosedFolder] = {}
     for uid in filter(None, uids):
         user = _User(uid, status.group, status.supplementary_groups)
-        walk = _walk_as(str(base / "root"), facts.pipe_directory, user)
+        walk = _walk_as(f"{procfs}/{pid}/root", facts.pipe_directory, user)
         if walk.closed is not None:
             closed[uid] = walk.closed
     cgroup = facts.process.cgroup
@@ -200,13 +190,6 @@ def _closed_socket(directory: str, user: _User) -> str:
     return ""
 
 
-def _bytes_of(path: Path) -> bytes:
-    """Return the content of a file; empty if it cannot be read."""
-    with suppress(OSError):
-        return path.read_bytes()
-    return b""
-
-
 def _debug_variables(environment: bytes) -> dict[str, str]:
     found = (entry.partition(b"=") for entry in environment.split(b"\0"))
     names = ((text_of(name), text_of(value)) for name, _, value in found)
@@ -222,24 +205,17 @@ def _is_missing(path: str) -> bool:
     return False
 
 
-def _own_proc(base: Path, own_pid: int) -> bool | None:
+def _own_proc(facts: ProcessFacts, processes: Processes) -> bool | None:
     """Return whether a process's /proc shows its PID namespace; None if unknown.
 
     There, its own PID must have its own start time. Start times are world-readable. Comparing
     namespaces would need trace permission for both processes, and process 1 of a host may have a
     capability that even root in a container lacks.
     """
-    seen = base / "root" / "proc"
-    try:
-        (seen / "stat").stat()
-        there = parse_stat((seen / str(own_pid) / "stat").read_bytes())
-        here = parse_stat((base / "stat").read_bytes())
-    except OSError as error:
-        gone = error.errno in (errno.ENOENT, errno.ESRCH)
-        return False if gone and (seen / "stat").exists() else None
-    if there is None or here is None:
-        return None
-    return there.start_ticks == here.start_ticks
+    seen = Processes(f"{processes.root}/{facts.pid}/root/proc").start_ticks([facts.own_pid])
+    started = processes.start_ticks([facts.pid]).get(facts.pid)
+    known = started is not None and facts.own_pid in seen
+    return seen[facts.own_pid] == started if known else None
 
 
 class _User(NamedTuple):
@@ -378,7 +354,7 @@ def open_files(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> tuple[O
             base, count = Path(procfs, str(server.pid)), None
             with suppress(OSError):
                 count = sum(1 for _ in (base / "fd").iterdir())
-            if limit := _OPEN_FILES.search(_bytes_of(base / "limits")):
+            if limit := _OPEN_FILES.search(bytes_of(f"{base}/limits")):
                 found.append(OpenFiles(server.pid, daemon.pipe_directory, int(limit[1]), count))
     return tuple(found)
 

@@ -12,6 +12,7 @@ interned string (python/cpython#113993; 38 MB for 500,000 PIDs).
 
 import errno
 import os
+import pwd
 import re
 import stat as stat_bits
 import time
@@ -25,10 +26,9 @@ from typing import NamedTuple
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.sources.blocking import BlockingCalls
-from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 
+HOST_USERS = "/etc/passwd"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - most containers have their own
-SEVERAL_USERS = -1
 
 _VARIABLE = re.compile(
     rb"(CUDA_(?<![^\0]CUDA_)(?:MPS_[^=\0]{0,%d}|VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS))=([^\0]*)"
@@ -175,7 +175,41 @@ def find_limiter(environment: bytes, mounts: bytes) -> str:
     return _LIMITERS[found[1]] if found else ""
 
 
+def parse_passwd(raw: bytes) -> dict[int, str]:
+    """Parse /etc/passwd: user ID -> name. If an ID is listed twice, the first name wins."""
+    names: dict[int, str] = {}
+    for line in raw.split(b"\n"):
+        fields = line.split(b":")
+        if len(fields) >= 3 and re.fullmatch(rb"\d{1,10}", fields[2]) and fields[0]:
+            names.setdefault(int(fields[2]), text_of(fields[0]))
+    return names
+
+
 # ---------------------------------------------------------------------- processes
+
+
+class PasswdNames:
+    """Names in a file like /etc/passwd; for the host's, also in directory services."""
+
+    def __init__(self, path: str, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._names: dict[int, str | None] = {}
+        self._read_at = float("-inf")
+
+    def name_of(self, uid: int | None) -> str | None:
+        if uid is None:
+            return None
+        if self._clock() - self._read_at >= policy.PROCESS_REFRESH_INTERVAL_SECONDS:
+            self._read_at = self._clock()
+            if raw := bytes_of(self._path):
+                self._names = {**parse_passwd(raw)}
+        if uid not in self._names:
+            self._names[uid] = None
+            if self._path == HOST_USERS:
+                with suppress(KeyError, OverflowError):
+                    self._names[uid] = pwd.getpwuid(uid).pw_name
+        return self._names[uid]
 
 
 @dataclass(slots=True)
@@ -296,15 +330,15 @@ class Processes:
     def sole_user(self, pid: int, status: ProcessStatus | None = None) -> int | None:
         """Return the user who chose a process's arguments and environment; None if unknown.
 
-        SEVERAL_USERS is a set-user-ID program: any user may start root's program su, with the
+        It is unknown for a set-user-ID program: any user may start root's program su, with the
         name of an MPS program and any environment.
         """
         status = status or self.status(pid)
         with suppress(OSError):
             mode = os.stat(f"{self.root}/{pid}/exe").st_mode  # noqa: PTH116
             if mode & (stat_bits.S_ISUID | stat_bits.S_ISGID):
-                return SEVERAL_USERS
-        return SEVERAL_USERS if status.several_uids else status.uid
+                return None
+        return None if status.several_uids else status.uid
 
     def is_ending(self, pid: int) -> bool:
         """Return whether a process has ended, or has begun to.
@@ -380,7 +414,8 @@ class Processes:
         line = _read_line(f"{self.root}/{pid}/stat", _GONE)
         # Process 1 always exists: if it is invisible, the mount option hidepid hides processes, and
         # a missing PID proves nothing.
-        if line is None and not os.path.exists(f"{self.root}/1"):  # noqa: PTH110
+        hidden = line is None and not os.path.exists(f"{self.root}/1")  # noqa: PTH110
+        if hidden and (self.root != "/proc" or _may_exist(pid)):
             raise PermissionError(errno.EACCES, "hidden by the mount option hidepid")
         return None if line is None else parse_stat(line)
 
@@ -475,6 +510,22 @@ class Processes:
 
     def _read(self, pid: int, name: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes | None:
         return _read_file(f"{self.root}/{pid}/{name}", limit)
+
+
+def _may_exist(pid: int) -> bool:
+    """Return whether the kernel knows a PID, also that of a hidden process."""
+    try:
+        os.kill(pid, 0)  # sends no signal
+    except OSError as error:
+        return error.errno != errno.ESRCH
+    return True
+
+
+def bytes_of(path: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes:
+    """Return the beginning of a file; empty if it cannot be read."""
+    with suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
+        return file.read(limit)
+    return b""
 
 
 def _read_file(path: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes | None:

@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import mps_exporter
 from mps_exporter import limits_timeouts_intervals as policy
@@ -286,86 +286,88 @@ def read_recording(path: Path) -> Recording:
     try:
         with path.open("rb") as raw:
             if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
-                raise RecordingError(f"cannot read recording {path}: it is no regular file")
-            return _read_observations(path, _recorded_lines(path, raw))
-    except OSError as error:
-        reason = error.strerror or str(error)
+                raise ValueError("it is no regular file")  # noqa: TRY301 - as a damaged file
+            return _parse_recording(_records(gzip.GzipFile(fileobj=raw)))
+    except (OSError, ValueError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
         raise RecordingError(f"cannot read recording {path}: {reason}") from error
 
 
-def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording:
-    header = _recording_header(path, next(lines, None))
+def _parse_recording(records: Iterator[dict[str, Any]]) -> Recording:
+    """Convert the records, or raise ValueError."""
+    header = _parse_header(next(records, {}))
+    earliest = header.started_at - policy.MAX_RECORDING_EARLY_SECONDS
     latest = header.started_at + policy.MAX_RECORDING_SECONDS
     days = policy.MAX_RECORDING_SECONDS / 86400
     observations: list[Observation] = []
     ended_at = header.started_at
-    for number, record in enumerate(lines, start=2):
+    for number, record in enumerate(records, start=2):
         try:
             is_end = record.get("kind") == "end"
-            observation = None if is_end else _observation(record)
+            observation = None if is_end else _parse_observation(record)
             at = float(record["at"]) if observation is None else observation.at
         except Exception as error:
-            raise RecordingError(
-                f"{path}: line {number} is no observation: {_first_line(error)}"
-            ) from error
-        if not header.started_at - policy.MAX_RECORDING_EARLY_SECONDS <= at <= latest:
-            raise RecordingError(
-                f"{path}: line {number} is not of the {days:.0f} days from the recording's start"
-            )
+            raise ValueError(f"line {number} is no observation: {_first_line(error)}") from error
+        if not earliest <= at <= latest:
+            raise ValueError(f"line {number} is not of the {days:.0f} days from its start")
         ended_at = max(ended_at, at)
         if observation is None:
             break
         observations.append(observation)
     if not observations:
-        raise RecordingError(f"{path} holds no observation: its recorder was ended at once")
+        raise ValueError("it holds no observation: its recorder was ended at once")
     return Recording(header, tuple(observations), ended_at)
 
 
-def _observation(record: dict[str, Any]) -> Observation:
+def _parse_header(record: dict[str, Any]) -> RecordingHeader:
+    if record.get("format") != FORMAT:
+        raise ValueError("it is no recording made by mps-exporter record")
+    if record.get("version") != VERSION:
+        raise ValueError(
+            f"it has version {record.get('version')} of the format, this program reads version"
+            f" {VERSION}: use the mps-exporter that made it, or a newer one"
+        )
+    try:
+        return _converter().structure(record, RecordingHeader)
+    except Exception as error:
+        raise ValueError(f"incomplete first line: {_first_line(error)}") from error
+
+
+def _parse_observation(record: dict[str, Any]) -> Observation:
     return _converter().structure(record["observation"], _KINDS[record["kind"]])
 
 
-def _recorded_lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
-    file, size, limit = gzip.GzipFile(fileobj=raw), 0, policy.MAX_RECORDING_BYTES
+def _records(file: gzip.GzipFile) -> Iterator[dict[str, Any]]:
+    """Yield the records of the complete lines, or raise ValueError."""
+    left = policy.MAX_RECORDING_BYTES
     for number in count(1):
         try:
             line = file.readline(policy.MAX_RECORDING_LINE_BYTES + 1)
         except EOFError:
-            return  # truncated; the complete lines have been yielded
-        except zlib.error as error:
-            raise RecordingError(f"{path}: damaged after line {number - 1}: {error}") from error
-        size += len(line)
-        if size > limit:
-            raise RecordingError(f"{path}: larger than {limit >> 20} MiB when unpacked")
-        if len(line) > policy.MAX_RECORDING_LINE_BYTES:
-            raise RecordingError(f"{path}: line {number} is too large")
-        record = _record_of(path, number, line)
-        if record is None:
             return
+        left -= len(line)
+        if left < 0:
+            raise ValueError(f"larger than {policy.MAX_RECORDING_BYTES >> 20} MiB when unpacked")
+        lists = line.count(b"[") + line.count(b"{")
+        if len(line) > policy.MAX_RECORDING_LINE_BYTES or lists > policy.MAX_RECORDING_LINE_LISTS:
+            raise ValueError(f"line {number} is too large")
+        try:
+            record = json.loads(
+                line,
+                parse_float=_number,
+                parse_int=_number,
+                parse_constant=_number,
+                object_hook=_checked,
+            )
+        except RecursionError:
+            raise ValueError(f"line {number} is nested too deeply") from None
+        except ValueError as error:
+            if not line.endswith(b"\n"):
+                return
+            raise ValueError(f"line {number} is not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"line {number} is not an object")  # noqa: TRY004 - as other damage
         yield record
-
-
-def _record_of(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
-    """Return the record in a line; None for a line that is not complete."""
-    if line.count(b"[") + line.count(b"{") > policy.MAX_RECORDING_LINE_LISTS:
-        raise RecordingError(f"{path}: line {number} is too large")
-    try:
-        record = json.loads(
-            line,
-            parse_float=_number,
-            parse_int=_number,
-            parse_constant=_number,
-            object_hook=_checked,
-        )
-    except RecursionError:
-        raise RecordingError(f"{path}: line {number} is nested too deeply") from None
-    except ValueError as error:
-        if not line.endswith(b"\n"):
-            return None
-        raise RecordingError(f"{path}: line {number} is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise RecordingError(f"{path}: line {number} is not an object")
-    return record
 
 
 def _number(text: str) -> float | int:
@@ -381,20 +383,6 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
         if isinstance(moment, float | int) and not 0 <= moment <= MAX_MOMENT:
             raise ValueError(f"{key} is no moment: {moment:g}")
     return record
-
-
-def _recording_header(path: Path, record: dict[str, Any] | None) -> RecordingHeader:
-    if record is None or record.get("format") != FORMAT:
-        raise RecordingError(f"{path} is no recording made by mps-exporter record")
-    if record.get("version") != VERSION:
-        raise RecordingError(
-            f"{path} has version {record.get('version')} of the format, this program reads "
-            f"version {VERSION}: use the mps-exporter that made it, or a newer one"
-        )
-    try:
-        return _converter().structure(record, RecordingHeader)
-    except Exception as error:
-        raise RecordingError(f"{path}: incomplete first line: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

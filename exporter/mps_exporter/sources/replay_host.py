@@ -33,7 +33,7 @@ from mps_exporter.observations import (
     QueryKind,
 )
 from mps_exporter.snapshot import Chapter
-from mps_exporter.sources.host import SourceError
+from mps_exporter.sources import SourceError
 from mps_exporter.sources.recording import Recording, control_stream, read_recording, stream_of
 
 _TIME = attrgetter("at")

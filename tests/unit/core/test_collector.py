@@ -26,7 +26,7 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources import SourceTimeoutError
 from testing.mps_logs import EIGHT, PIPE, observation, script
 from testing.mps_script import HOLDER, arrives, pending
 from testing.scripted_host import ScriptedHost, look

@@ -200,21 +200,21 @@ def test_what_a_daemon_left_and_a_library_that_is_missing(tmp_path: Path) -> Non
         ("1 (x) S 0 " + "1 " * 17 + "4711 0", True),
         ("1 (init) S 0 " + "1 " * 17 + "2 0", False),
         (None, False),
-        ("?", None),
     ],
 )
 def test_a_process_that_sees_the_proc_of_another_namespace(
-    tmp_path: Path, seen: str | None, own: bool | None
+    tmp_path: Path, seen: str | None, own: bool
 ) -> None:
     base = tmp_path / "proc" / "11"
     there = base / "root" / "proc"
-    (there / "1").mkdir(parents=True)
+    there.mkdir(parents=True)
     (base / "stat").write_text("11 (x) S 1 " + "1 " * 17 + "4711 0")
-    (base / "status").write_text("Uid:\t0\t0\t0\t0\nNSpid:\t11\t1\n")
-    if seen is not None:
-        (there / "1" / "stat").write_text(seen)
+    (base / "status").write_text("Uid:\t0\t0\t0\t0\nNSpid:\t11\t7\n")
     assert view_process(11, [], str(tmp_path / "proc")).own_proc is None, "no procfs is there"
-    (there / "stat").touch()
+    (there / "1").mkdir()
+    if seen is not None:
+        (there / "7").mkdir()
+        (there / "7" / "stat").write_text(seen)
     (base / "task" / "11").mkdir(parents=True)
     (base / "task" / "11" / "children").write_text(f"12 {os.getpid()} 13 ")
     found = view_process(11, [], str(tmp_path / "proc"))

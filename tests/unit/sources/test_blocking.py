@@ -6,8 +6,9 @@ from typing import TypeVar
 import pytest
 
 from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter.sources import SourceTimeoutError
 from mps_exporter.sources.blocking import BlockingCalls
-from mps_exporter.sources.host import SourceTimeoutError
+from testing.threads import is_under_way
 from testing.waiting import PATIENCE_SECONDS, until, wait_for
 
 T = TypeVar("T")
@@ -124,15 +125,15 @@ async def test_one_call_that_hangs_costs_its_deadline_and_then_nothing(gate: Gat
         await calls.call("disk", at_once, seconds=PATIENCE_SECONDS)
     assert await calls.call("other", at_once, seconds=PATIENCE_SECONDS) == "now"
     gate.open.set()
-    wait_for(lambda: not calls.is_under_way("disk"))
+    wait_for(lambda: not is_under_way(calls, "disk"))
     assert await calls.call("disk", at_once, seconds=PATIENCE_SECONDS) == "now"  # not what is late
 
 
 async def test_a_cancelled_caller_leaves_the_call_inside(gate: Gate) -> None:
     calls = BlockingCalls[str]()
     caller = asyncio.ensure_future(calls.call("disk", gate, seconds=PATIENCE_SECONDS))
-    await until(lambda: calls.is_under_way("disk"))
+    await until(lambda: is_under_way(calls, "disk"))
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    assert calls.is_under_way("disk")
+    assert is_under_way(calls, "disk")

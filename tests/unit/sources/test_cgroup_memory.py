@@ -1,6 +1,7 @@
 """Memory limits of control groups that only NVML tells: without the kernel's dmem controller."""
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import MEMORY_LIMITS, Code
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.fake_proc import FakeProc
-from testing.nvml_host import OPTIONS, opened
+from testing.nvml_host import opened
 from testing.waiting import PATIENCE_SECONDS
 
 ROOT = "/sys/fs/cgroup"
@@ -63,9 +64,8 @@ Made = tuple[LiveHost, FakeNvml]
 @pytest.fixture
 async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = library()
-    monkeypatch.setattr(
-        live_host, "NvmlSession", lambda options: NvmlSession(made, options=OPTIONS)
-    )
+    session = partial(NvmlSession, made, driver_directory="/nonexistent")
+    monkeypatch.setattr(live_host, "NvmlSession", session)
     proc = FakeProc(tmp_path / "proc")
     for pid, cgroup in ((20, "0::/limited\n"), (21, "0::/limited\n"), (22, "4:memory:/other\n")):
         proc.add(pid, argv=["python"], cgroup=cgroup)

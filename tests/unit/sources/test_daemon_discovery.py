@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import struct
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ import pytest
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import daemon_directories, daemon_discovery, resolve_in_root
+from mps_exporter.sources import processes as processes_module
 from mps_exporter.sources.daemon_directories import (
     DEFAULT_LOG_DIRECTORY,
     DaemonDirectories,
@@ -759,6 +761,14 @@ def test_a_hidden_process_is_neither_gone_nor_an_error(host: Host) -> None:
     assert "hidepid" in processes.hidden
     seen = host.source.observe([6])
     assert (seen.processes, seen.gone, seen.error) == ({}, (), None)
+
+
+def test_the_exit_of_a_hidden_process_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    monkeypatch.setattr(processes_module, "_read_line", lambda *_: None)
+    monkeypatch.setattr(os.path, "exists", lambda _: False)
+    assert Processes().start_ticks([1, os.getpid(), ended.pid]) == {ended.pid: None}
 
 
 @pytest.mark.parametrize("name", ["comm", "stat", "environ", "cmdline"])

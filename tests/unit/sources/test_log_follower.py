@@ -14,10 +14,11 @@ import pytest
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.observations import DaemonFacts, LogsObservation
-from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_follower import LogFollower
 from testing.log_folder import own_logs
+from testing.threads import is_under_way
 from testing.waiting import PATIENCE_SECONDS, until
 
 OWN = (os.geteuid(),)
@@ -73,14 +74,14 @@ class Site:
     async def returned(self, name: str, gate: threading.Event) -> None:
         """Open a gate, and wait until the read of this daemon is done."""
         gate.set()
-        await until(lambda: not self.logs._calls.is_under_way(f"/{name}"))
+        await until(lambda: not is_under_way(self.logs._calls, f"/{name}"))
 
     async def lose(self, name: str, deadline_seconds: float = 0.05) -> threading.Event:
         """Begin a read of this daemon that hangs."""
         gate = self.hang(name)
         with suppress(SourceTimeoutError):
             await self.poll(deadline_seconds)
-        assert self.logs._calls.is_under_way(f"/{name}")
+        assert is_under_way(self.logs._calls, f"/{name}")
         return gate
 
 
@@ -173,7 +174,7 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
     gate = await site.lose("a")
     assert await states() == {}
     site.logs.seconds += policy.LOG_UNREADABLE_AFTER_SECONDS
-    error = "reading it does not return: the file system does not answer"
+    error = "its file system does not answer, or no thread is left to read it"
     for _ in range(2):
         assert await states() == {"control": error, "server": error}
     await site.returned("a", gate)

@@ -1,7 +1,7 @@
 """Every NVML function fails with every code: only its own values become absent."""
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 
@@ -9,7 +9,7 @@ from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome
 from mps_exporter.sources.nvml.pynvml_api import GPU_GONE, SESSION_GONE, Code
 from testing.fake_nvml import FakeNvml
-from testing.nvml_host import OPTIONS, gpu, opened
+from testing.nvml_host import gpu, opened
 
 CODES = [*Code, 77]
 
@@ -30,10 +30,9 @@ def fake(gpus: int = 1) -> FakeNvml:
     return FakeNvml(*(gpu(f"GPU-{number}") for number in range(gpus)))
 
 
-def observe_twice(library: FakeNvml, *, events: bool = True) -> NvmlObservation:
+def observe_twice(library: FakeNvml) -> NvmlObservation:
     """Return the second observation, with the values that need two samples."""
-    options = replace(OPTIONS, serials=True, xid_events=events)
-    with opened(library, options) as nvml:
+    with opened(library, serials=True) as nvml:
         nvml.observe()
         library.now += 5
         nvml.tick()
@@ -57,20 +56,19 @@ def comparable(seen: GpuObservation) -> dict[tuple[str, object], object]:
 
 
 @pytest.fixture(scope="module")
-def healthy() -> dict[bool, NvmlObservation]:
-    return {events: observe_twice(fake(), events=events) for events in (False, True)}
+def healthy() -> NvmlObservation:
+    return observe_twice(fake())
 
 
 @pytest.mark.parametrize("function", functions())
 def test_a_function_that_fails_costs_only_its_own_values(
-    function: str, healthy: dict[bool, NvmlObservation]
+    function: str, healthy: NvmlObservation
 ) -> None:
-    events = "Event" in function  # a thousand threads would be slow
     own: set[tuple[str, object]] | None = None
     for code in CODES:
         library = fake()
         library.fail(function, code)
-        seen = observe_twice(library, events=events)
+        seen = observe_twice(library)
         if seen.outcome is not Outcome.OK:
             assert function in INIT
             assert seen.error
@@ -78,7 +76,7 @@ def test_a_function_that_fails_costs_only_its_own_values(
             continue
         if function in INIT or code in GPU_GONE:
             continue
-        lost = set(_differences(healthy[events], seen))
+        lost = set(_differences(healthy, seen))
         if code in SESSION_GONE:
             # NVML is initialized again each time: no session has two samples.
             lost = {one for one in lost if not _needs_two_samples(one[0])}

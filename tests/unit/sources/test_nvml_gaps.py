@@ -2,22 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mps_exporter.limits_timeouts_intervals import (
     LOST_RETRY_INTERVAL_SECONDS,
-    REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
 )
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import Code, NvmlError
 from testing.fake_nvml import FakeNvml, recorded
-from testing.nvml_host import COUNTERS, GPM, OPTIONS, gpu, of, only, opened, pass_time
-
-QUIET = replace(OPTIONS, xid_events=False)
+from testing.nvml_host import COUNTERS, GPM, gpu, of, only, opened, pass_time
 
 
 def measured(names: Mapping[str, float]) -> set[str]:
@@ -38,7 +34,7 @@ def warmed(library: FakeNvml, nvml: NvmlSession) -> dict[str, float]:
 def test_a_lost_gpu_costs_the_others_a_tick_for_each_retry() -> None:
     lost, well = gpu("GPU-lost"), gpu("GPU-well", share=1.0)
     library = FakeNvml(lost, well)
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         warmed(library, nvml)
         before, began = of(nvml.observe(), "GPU-well"), library.now
         lost.gone = Code.GPU_IS_LOST
@@ -59,7 +55,7 @@ def test_a_lost_gpu_costs_the_others_a_tick_for_each_retry() -> None:
 def test_a_gpu_is_never_both_present_and_lost_when_indexes_shift() -> None:
     first, second, third = gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-c")
     library = FakeNvml(first, second, third)
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         nvml.observe()
         third.gone = Code.GPU_IS_LOST
         library.gpus = [second, third]
@@ -80,7 +76,7 @@ def test_a_gpu_is_never_both_present_and_lost_when_indexes_shift() -> None:
 def test_counters_that_cannot_be_counted_are_absent(code: Code) -> None:
     library = FakeNvml(gpu(share=1.0))
     sampling = ("nvmlDeviceGetSamples", "nvmlGpmSampleGet")
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         before, began = warmed(library, nvml), library.now
         assert measured(before) >= COUNTERS.keys()
         for function in sampling:
@@ -89,7 +85,7 @@ def test_counters_that_cannot_be_counted_are_absent(code: Code) -> None:
         assert not measured(only(nvml.observe()))
         for function in sampling:
             library.fail(function, None)
-        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS)
+        pass_time(library, nvml, 15)
         after, took = only(nvml.observe()), library.now - began
         if code == Code.NOT_SUPPORTED:
             assert not measured(after)
@@ -103,7 +99,7 @@ def test_counters_that_cannot_be_counted_are_absent(code: Code) -> None:
 
 def test_an_empty_buffer_is_not_an_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml(gpu(share=1.0))
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         warmed(library, nvml)
         monkeypatch.setattr(library, "samples", lambda *_: [])
         pass_time(library, nvml, 20)
@@ -118,7 +114,7 @@ def test_a_gpm_metric_that_is_not_a_number_costs_only_its_readings(rate: float) 
     device = gpu(share=1.0)
     library = FakeNvml(device)
     name = "pcie_transmit_bytes"
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         healthy = warmed(library, nvml)
         device.metrics = {**GPM, 3: rate, 4: 100.02, 20: rate}
         library.now += 5
@@ -138,7 +134,7 @@ def test_a_defect_costs_readings_and_not_the_source(
         raise OverflowError("unforeseen")
 
     library = FakeNvml(gpu())
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         warmed(library, nvml)
         with monkeypatch.context() as patch:
             patch.setattr(library, method, defective)
@@ -155,7 +151,7 @@ def test_a_defect_costs_readings_and_not_the_source(
 def test_a_field_that_is_no_number_ends_no_tick_and_no_observation(value: float) -> None:
     device = gpu()
     library = FakeNvml(device)
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         healthy = warmed(library, nvml)
         fields = device.replies["fields"]
         defective = {"code": 0, "value": value}
@@ -189,7 +185,7 @@ def test_a_link_without_a_reply_lowers_no_sum() -> None:
         return only(nvml.observe())
 
     errors, links, crc = "nvlink_errors,replay", "nvlink_links,active", "nvlink_errors,crc"
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         nvml.observe()
         for seconds in (61, 2):
             seen = reply(seconds)
@@ -219,11 +215,11 @@ def test_a_batch_of_fields_that_is_refused_for_one_field_costs_only_this_field(
 
     monkeypatch.setattr(library, "fields", choking)
     memory, other = "temperature,memory", "clock_event_time,reliability"
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         for _ in range(3):
             seen = only(nvml.observe())
             assert memory not in seen
             assert other in seen
-            library.now += REFUSED_RETRY_INTERVAL_SECONDS
+            library.now += 60
         monkeypatch.setattr(library, "fields", healthy)
         assert memory in only(nvml.observe())

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mps_exporter.sources.nvml.accumulators import (
     COUNTER_32,
     LONGEST_PERIOD_SECONDS,
-    RatioIntegral,
-    SampleIntegral,
+    Activity,
+    BusyTime,
     unwrapped_increment,
 )
 
@@ -30,8 +30,8 @@ def stamped(steps: list[tuple[int, int]]) -> list[tuple[int, float]]:
     return samples
 
 
-def started() -> SampleIntegral:
-    integral = SampleIntegral()
+def started() -> BusyTime:
+    integral = BusyTime()
     integral.skip([(START - 1000, 50.0), (START, 50.0)], now=0)
     return integral
 
@@ -88,8 +88,8 @@ def test_a_sample_that_is_not_a_number_is_ignored() -> None:
 
 
 def test_an_interval_without_one_of_the_ratios_is_unobserved() -> None:
-    active = RatioIntegral()
-    active.skip(0.0)
+    active = Activity()
+    active.add(0.0, None)
     active.add(10.0, {"sm": 0.5, "tensor": 0.1})
     active.add(20.0, {"sm": 0.5})
     assert active.seconds == {"sm": 10.0, "tensor": 1.0}

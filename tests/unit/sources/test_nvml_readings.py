@@ -1,6 +1,5 @@
 """Single values: base units, values of old, other and future hardware, labels."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +8,8 @@ from mps_exporter.metrics.gpus import BY_QUANTITY, label_values
 from mps_exporter.observations import GpuObservation, Reading
 from mps_exporter.sources.nvml.pynvml_api import Code
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
-from testing.nvml_host import GPM, OPTIONS, opened, values
+from testing.nvml_host import GPM, opened, values
 
-QUIET = replace(OPTIONS, xid_events=False)
 NOT_SUPPORTED = {"code": int(Code.NOT_SUPPORTED)}
 VGPU = "vgpu_licensed"
 
@@ -23,7 +21,7 @@ def observed(
     named = {name if "(" in name else f"{name}()": reply for name, reply in replies.items()}
     merged = {**recorded(), **named, "fields": {**recorded()["fields"], **(fields or {})}}
     library = FakeNvml(FakeDevice("GPU-0", merged, busy=lambda now: now / 2, metrics=GPM))
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         nvml.observe()
         library.now += after_seconds
         (seen,) = nvml.observe().gpus
@@ -122,7 +120,7 @@ def test_the_number_of_sms_is_calculated(
 
 def test_utilization_without_gpm() -> None:
     library = FakeNvml(FakeDevice("GPU-0", busy=lambda now: now / 2))
-    with opened(library, QUIET) as nvml:
+    with opened(library) as nvml:
         nvml.observe()
         for _ in range(10):
             library.now += 1

@@ -9,7 +9,7 @@ import pytest
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.observations import ProcfsObservation
-from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from testing.fake_proc import FakeProc
 

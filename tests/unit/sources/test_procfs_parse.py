@@ -5,11 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.sources.daemon_directories import (
-    DaemonFlags,
-    parse_control_sockets,
-    parse_daemon_flags,
-)
+from mps_exporter.sources.daemon_directories import parse_control_sockets, parse_daemon_flags
 from mps_exporter.sources.processes import (
     ProcessStat,
     ProcessStatus,
@@ -17,10 +13,10 @@ from mps_exporter.sources.processes import (
     parse_arguments,
     parse_mountinfo,
     parse_mps_environment,
+    parse_passwd,
     parse_stat,
     parse_status,
 )
-from mps_exporter.sources.user_names import parse_passwd
 
 TAIL = b" S 1 413 413 0 -1 4194368 94 0 0 0 0 0 0 0 20 0 2 0 2140 8738541568 516"
 
@@ -122,16 +118,16 @@ def test_users() -> None:
 @pytest.mark.parametrize(
     ("arguments", "flags"),
     [
-        (["--daemon"], DaemonFlags(daemon=True)),
-        (["--forground"], DaemonFlags(daemon=True, foreground=True)),
-        (["-dM"], DaemonFlags(daemon=True, multiuser=True)),
-        (["-f", "-S"], DaemonFlags(daemon=True, foreground=True, static_partitioning=True)),
-        (["-d", "--static-partitioning"], DaemonFlags(daemon=True, static_partitioning=True)),
-        (["-multiuser-server"], DaemonFlags(multiuser=True)),
-        (["set_default_device_pinned_mem_limit", "0", "3G"], DaemonFlags()),
+        (["--daemon"], {"daemon"}),
+        (["--forground"], {"daemon", "foreground"}),
+        (["-dM"], {"daemon", "multiuser"}),
+        (["-f", "-S"], {"daemon", "foreground", "static_partitioning"}),
+        (["-d", "--static-partitioning"], {"daemon", "static_partitioning"}),
+        (["-multiuser-server"], {"multiuser"}),
+        (["set_default_device_pinned_mem_limit", "0", "3G"], set()),
     ],
 )
-def test_flags_of_the_daemon(arguments: list[str], flags: DaemonFlags) -> None:
+def test_flags_of_the_daemon(arguments: list[str], flags: set[str]) -> None:
     assert parse_daemon_flags(("nvidia-cuda-mps-control", *arguments)) == flags
 
 

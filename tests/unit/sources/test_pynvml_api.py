@@ -1,9 +1,6 @@
 """NvmlApi over a pynvml with replaced functions: structures, versions, errors."""
 
 import ctypes
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +9,6 @@ import pytest
 
 from mps_exporter.observations import CgroupMemory
 from mps_exporter.sources.nvml.pynvml_api import Code, Device, NvmlApi, NvmlError, device_key
-from testing.waiting import PATIENCE_SECONDS
 
 DEVICE = Device(ctypes.c_void_p(0x1000))
 
@@ -142,21 +138,10 @@ def test_values_out_of_structures(binding: NvmlApi, nvml: Any) -> None:
     assert binding.vgpu_licensed(DEVICE) is None
 
 
-def test_memory_in_both_versions(binding: NvmlApi, nvml: Any) -> None:
-    new = SimpleNamespace(total=9, used=2, free=6, reserved=1)
-    nvml(nvmlDeviceGetMemoryInfo=lambda *_: new)
-    assert binding.memory(DEVICE) == vars(new)
-
-    def old(_device: object, version: int | None = None) -> object:
-        if version is not None:
-            raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
-        return SimpleNamespace(total=9, used=3, free=6)
-
-    nvml(nvmlDeviceGetMemoryInfo=old)
-    assert binding.memory(DEVICE) == {"total": 9, "used": 3, "free": 6}
-    nvml(nvmlDeviceGetMemoryInfo=fails(Code.NOT_SUPPORTED))
-    with pytest.raises(NvmlError):
-        binding.memory(DEVICE)
+def test_memory(binding: NvmlApi, nvml: Any) -> None:
+    sizes = SimpleNamespace(total=9, used=2, free=6, reserved=1)
+    nvml(nvmlDeviceGetMemoryInfo=lambda _device, version: version and sizes)
+    assert binding.memory(DEVICE) == vars(sizes)
 
 
 def field(kind: int, member: str, value: float, code: int = 0) -> Any:
@@ -253,50 +238,7 @@ def test_events(binding: NvmlApi, nvml: Any) -> None:
     device = ctypes.cast(ctypes.c_void_p(0x1000), pynvml.c_nvmlDevice_t)
     event = SimpleNamespace(device=device, eventType=8, eventData=31)
     nvml(nvmlEventSetWait_v2=lambda *_: event)
-    assert binding.wait_xid(object(), 10) == (0x1000, 31)
+    assert binding.next_xid(object()) == (0x1000, 31)
     assert device_key(Device(device)) == 0x1000
     nvml(nvmlEventSetWait_v2=fails(Code.TIMEOUT))
-    assert binding.wait_xid(object(), 10) is None
-
-
-# One call at a time
-
-
-def test_one_call_at_a_time_in_the_process(nvml: Any) -> None:
-    inside = most = 0
-
-    def slow(*_: Any) -> int:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        time.sleep(0.002)
-        inside -= 1
-        return 0
-
-    nvml(nvmlDeviceGetPowerUsage=slow, nvmlGpmSampleGet=slow, nvmlInit=slow)
-
-    def work(binding: NvmlApi) -> None:
-        for _ in range(5):
-            binding.call("nvmlInit")
-            binding.number("nvmlDeviceGetPowerUsage", DEVICE)
-            binding.call("nvmlGpmSampleGet", DEVICE, object())
-
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(work, [NvmlApi() for _ in range(4)]))
-    assert most == 1
-
-
-def test_waiting_for_events_blocks_no_caller(binding: NvmlApi, nvml: Any) -> None:
-    waits, may_end = threading.Event(), threading.Event()
-
-    def wait(*_: Any) -> None:
-        waits.set()
-        assert may_end.wait(PATIENCE_SECONDS)
-        raise pynvml.NVMLError(Code.TIMEOUT)
-
-    nvml(nvmlEventSetWait_v2=wait, nvmlDeviceGetPowerUsage=lambda _: 1)
-    with ThreadPoolExecutor() as threads:
-        threads.submit(binding.wait_xid, object(), 10)
-        assert waits.wait(PATIENCE_SECONDS)
-        assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
-        may_end.set()
+    assert binding.next_xid(object()) is None

@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.nvml_terms import ARCHITECTURES, COMPUTE_MODES
 from mps_exporter.observations import GpuObservation, GpuProcess, ProcessList, Reading
-from mps_exporter.sources.nvml.accumulators import BusyAccumulator, CounterTotals, GpmAccumulator
+from mps_exporter.sources.nvml.accumulators import Accumulators, Activity, BusyTime
 from mps_exporter.sources.nvml.pynvml_api import (
     DEFECTS,
     FIELD_VALUES,
     NEVER_AGAIN,
-    SESSION_GONE,
     UNSUPPORTED,
+    Code,
     Device,
     DeviceQueries,
     FieldReply,
@@ -46,10 +47,10 @@ class DeviceReader:
 
     rows: tuple[Row, ...] = (MEMORY_ROW,)
     fields: tuple[FieldRow, ...] = ()
+    max_sample_age: float = policy.SLOW + policy.MAX_TICK_AGE_SECONDS
+    """Age in seconds after which a collection takes a sample, although ticks take samples."""
 
-    def __init__(
-        self, queries: DeviceQueries, position: GpuObservation, gpm: GpmAccumulator
-    ) -> None:
+    def __init__(self, queries: DeviceQueries, position: GpuObservation, own: Accumulators) -> None:
         self.device = queries.device
         self.uuid = position.uuid
         self.lost = replace(position, readings=LOST, lost=True)
@@ -57,24 +58,25 @@ class DeviceReader:
         self._position = position
         self._queries = queries
         self._api = queries.api
-        self._gpm = gpm
-        self._accumulators: tuple[BusyAccumulator | GpmAccumulator, ...] = (gpm,)
+        self._activity = own.activity
+        self._accumulators: tuple[BusyTime | Activity, ...] = (own.activity,)
         self._processes = ProcessReader(queries)
         self._ticked_at = -math.inf
 
     def tick(self, now: float) -> None:
         """Sample activity, at most once in SLOW seconds."""
         with suppress(GpuGoneError):
-            self._sample(self._gpm, now, policy.SLOW)
+            self._sample(self._activity, now, policy.SLOW)
+            self._ticked_at = now
 
     def observe(self, now: float) -> GpuObservation:
         """Return readings and processes; `lost` if the device is gone.
 
-        While a GPU is ticked, slow values are those of its last tick.
+        While the device is ticked, slow values are those of its last tick.
         """
         ticking = now - self._ticked_at < policy.MAX_TICK_AGE_SECONDS
         as_of = self._ticked_at if ticking else now
-        shortest = policy.MAX_TICK_AGE_SECONDS if ticking else policy.MIN_SAMPLE_INTERVAL_SECONDS
+        shortest = self.max_sample_age if ticking else policy.MIN_SAMPLE_INTERVAL_SECONDS
         try:
             readings = [Reading("up", 1.0), *self._values(as_of, policy.EACH)]
             for accumulator in self._accumulators:
@@ -92,21 +94,20 @@ class DeviceReader:
             processes=processes,
             unread_lists=unread,
             readings=tuple(readings),
-            activity_age_seconds=self._gpm.age_seconds(now),
+            activity_age_seconds=self._activity.age_seconds(now),
         )
 
     def close(self) -> None:
         """Free the samples that NVML has allocated."""
-        self._gpm.close()
+        for accumulator in self._accumulators:
+            accumulator.close(self._api)
 
     # Readings
 
-    def _sample(
-        self, accumulator: BusyAccumulator | GpmAccumulator, now: float, shortest: float
-    ) -> None:
+    def _sample(self, accumulator: BusyTime | Activity, now: float, shortest: float) -> None:
         """Take a sample; a defect (a NaN) costs only the readings of this accumulator."""
         try:
-            accumulator.sample(now, shortest)
+            accumulator.sample(self._queries, now, shortest)
         except DEFECTS as error:
             self._queries.record_defect(type(accumulator).__name__, error)
 
@@ -132,7 +133,7 @@ class DeviceReader:
                 reading = self._queries.cached(row.call, now)
                 if reading is not None:
                     yield reading
-                elif self._queries.is_due(row.call, now):
+                elif self._queries.is_supported(row.call):
                     due.append(row)
         if due:
             yield from self._query_fields(due, now)
@@ -144,7 +145,7 @@ class DeviceReader:
             self._queries.record_defect(FIELD_VALUES, error)
             return
         except NvmlError as error:
-            if error.code in UNSUPPORTED and len(rows) > 1:
+            if error.code in {*UNSUPPORTED, Code.INVALID_ARGUMENT} and len(rows) > 1:
                 # Some drivers refuse a whole batch for one field in it.
                 for row in rows:
                     yield from self._query_fields([row], now)
@@ -152,7 +153,7 @@ class DeviceReader:
             replies = [FieldReply(error.code)] * len(rows)
         for row, reply in zip(rows, replies, strict=True):
             if reply.code != 0:
-                self._queries.record_refusal(row.call, reply.code, now)
+                self._queries.record_refusal(row.call, reply.code)
             elif math.isfinite(reply.value):
                 reading = row.reading(reply.value)
                 self._queries.record(row.call, reading, now + row.every)
@@ -190,23 +191,24 @@ class GpuReader(DeviceReader):
     """Reads a GPU, and finds its MIG instances."""
 
     fields = FIELDS
+    max_sample_age = policy.MAX_TICK_AGE_SECONDS
 
     def __init__(
         self,
         api: NvmlApi,
         device: Device,
         position: GpuObservation,
-        totals: dict[str, CounterTotals],
+        accumulators: dict[str, Accumulators],
         *,
         serials: bool,
     ) -> None:
-        own = totals.setdefault(position.uuid, CounterTotals())
+        own = accumulators.setdefault(position.uuid, Accumulators())
         queries = DeviceQueries(api, device, f"GPU {position.index} ({position.uuid})")
-        super().__init__(queries, position, GpmAccumulator(queries, own))
+        super().__init__(queries, position, own)
         self.rows = (*ROWS, *nvlink_rows(own.link_errors))
-        self._busy = BusyAccumulator(queries, own.busy)
-        self._accumulators = (self._busy, self._gpm)
-        self._totals = totals
+        self._busy = own.busy
+        self._accumulators = (own.busy, own.activity)
+        self._accumulators_of = accumulators
         self._serials = serials
         self._mig_mode: int | None = None
         self._instances: dict[str, DeviceReader] = {}
@@ -216,7 +218,7 @@ class GpuReader(DeviceReader):
         """Sample activity, and renew slow values."""
         with suppress(GpuGoneError):
             self._sample(self._busy, now, policy.SLOW)
-            self._sample(self._gpm, now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
+            self._sample(self._activity, now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
             self._ticked_at = now
             for _ in self._values(now, policy.SLOW):
                 pass
@@ -262,7 +264,7 @@ class GpuReader(DeviceReader):
             self._close_instances()
         elif now >= self._scan_at:
             self._scan_at = now + policy.MIG_SCAN_INTERVAL_SECONDS
-            self._scan_instances()
+            self._scan_instances(now)
         return list(self._instances.values())
 
     def _close_instances(self) -> None:
@@ -271,22 +273,16 @@ class GpuReader(DeviceReader):
         self._instances.clear()
         self._scan_at = 0.0
 
-    def _scan_instances(self) -> None:
+    def _scan_instances(self, now: float) -> None:
         before, self._instances = self._instances, {}
-        with self._session_checked():
-            for slot in range(self._api.number("nvmlDeviceGetMaxMigDeviceCount", self.device)):
-                with self._session_checked():  # NOT_FOUND: the slot is empty
-                    instance = self._instance(slot, before)
+        with suppress(GpuGoneError):
+            for slot in range(self._number("nvmlDeviceGetMaxMigDeviceCount", now) or 0):
+                read = partial(self._instance, slot, before)
+                instance = self._queries.get(f"MIG slot {slot}", read, now)
+                if instance is not None:  # the slot is not empty
                     self._instances[instance.uuid] = instance
         for uuid in before.keys() - self._instances.keys():
             before[uuid].close()
-
-    @contextmanager
-    def _session_checked(self) -> Iterator[None]:
-        try:
-            yield
-        except NvmlError as error:
-            self._api.session_gone |= error.code in SESSION_GONE
 
     def _instance(self, slot: int, before: Mapping[str, DeviceReader]) -> DeviceReader:
         api = self._api
@@ -297,11 +293,10 @@ class GpuReader(DeviceReader):
         gpu_instance = api.number("nvmlDeviceGetGpuInstanceId", device)
         instance = f"{gpu_instance}/{api.number('nvmlDeviceGetComputeInstanceId', device)}"
         index = self._position.index
-        queries = DeviceQueries(api, device, f"GPU {index} ({uuid})")
-        own = self._totals.setdefault(uuid, CounterTotals())
-        gpm = GpmAccumulator(queries, own, (self.device, gpu_instance))
-        position = GpuObservation(index, uuid, self.uuid, instance)
-        return DeviceReader(queries, position, gpm)
+        name = f"GPU {index} ({uuid})"
+        queries = DeviceQueries(api, device, name, (self.device, gpu_instance))
+        own = self._accumulators_of.setdefault(uuid, Accumulators())
+        return DeviceReader(queries, GpuObservation(index, uuid, self.uuid, instance), own)
 
 
 def _compute_mode(value: int | None) -> str | None:

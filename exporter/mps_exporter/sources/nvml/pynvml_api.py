@@ -5,9 +5,8 @@ pynvml become NvmlError, structures plain Python, and a function that the instal
 counts as a function that the driver lacks. Numbers stay in NVML's units: mW, MHz, MiB.
 
 NVML's GPM functions end the process with a segmentation fault if two threads are inside, each with
-its own samples (driver 580.159.04); other limits are not documented. So one lock lets one call in
-at a time. Only waits for events happen outside the lock: before NVML is shut down, the waiting
-thread must have returned.
+its own samples (driver 580.159.04); other limits are not documented. So callers must let one call
+in at a time, as BlockingCalls does.
 
 A device's values are read through its `DeviceQueries`, so that one rule decides what a refusal
 means: never available, not available now, the GPU is gone, or the NVML session is gone.
@@ -17,14 +16,12 @@ import ctypes
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, NewType, TypeVar
 
 import pynvml
 
-from mps_exporter.limits_timeouts_intervals import REFUSED_RETRY_INTERVAL_SECONDS
 from mps_exporter.observations import CgroupMemory
 
 log = logging.getLogger(__name__)
@@ -53,24 +50,17 @@ class Code(IntEnum):
     GPU_IS_LOST = 15
     RESET_REQUIRED = 16
     LIB_RM_VERSION_MISMATCH = 18
-    IN_USE = 19
     ARGUMENT_VERSION_MISMATCH = 25
     DEPRECATED = 26
     GPU_NOT_FOUND = 28
     UNKNOWN = 999
 
 
-MAY_CHANGE = frozenset({Code.INVALID_ARGUMENT, Code.NO_PERMISSION})
-"""Codes of UNSUPPORTED that may end while NVML stays initialized: permissions are granted, or an
-argument (a sample, a timestamp, an instance) becomes valid. Such a query is repeated, rarely."""
-
-UNSUPPORTED = MAY_CHANGE | {
-    Code.NOT_SUPPORTED,
-    Code.FUNCTION_NOT_FOUND,
-    Code.ARGUMENT_VERSION_MISMATCH,
-    Code.DEPRECATED,
-}
-"""Codes of lasting refusals by this driver or GPU; only those in MAY_CHANGE may end."""
+UNSUPPORTED = frozenset(
+    {Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH, Code.DEPRECATED}
+)
+"""Codes of lasting refusals by this driver or GPU. Permissions may be granted, and an argument (a
+sample, a timestamp, an instance) may become valid, while NVML stays initialized."""
 
 GPU_GONE = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
 """Codes of a GPU that has fallen off the bus or needs a reset; other GPUs may be healthy."""
@@ -121,19 +111,13 @@ FIELD_VALUES = "nvmlDeviceGetFieldValues"
 MEMORY_LIMITS = "nvmlDeviceGetMemoryLimits_v1"
 UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF  # NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit.
 NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF  # NVML's number for unknown memory of a process.
-LOCK = threading.Lock()  # Held during each NVML call except waits for events.
-
-_MISMATCH: tuple[type[Exception], ...] = (
-    (pynvml.NVMLLibraryMismatchError,) if hasattr(pynvml, "NVMLLibraryMismatchError") else ()
-)
-"""Error of newer pynvml releases for a structure that the driver does not know."""
 
 _FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Member of the value union, by value type."""
 
 
 class NvmlApi:
-    """NVML. Methods block, and are thread-safe except processes()."""
+    """NVML. Methods block; one at a time may run."""
 
     def __init__(self) -> None:
         self.session_gone = False  # Whether a query showed that NVML must be initialized again.
@@ -145,10 +129,6 @@ class NvmlApi:
         Raises:
             NvmlError: NVML or pynvml refused, with NVML's code.
         """
-        with LOCK:
-            return self._call_unlocked(name, *arguments)
-
-    def _call_unlocked(self, name: str, *arguments: Any) -> Any:
         function = getattr(pynvml, name, None)
         if function is None:
             raise NvmlError(Code.FUNCTION_NOT_FOUND, name)
@@ -156,8 +136,6 @@ class NvmlApi:
             return function(*arguments)
         except pynvml.NVMLError as error:
             raise NvmlError(error.value, name) from None
-        except _MISMATCH:
-            raise NvmlError(Code.FUNCTION_NOT_FOUND, name) from None
         except (ctypes.ArgumentError, UnicodeDecodeError) as error:
             raise NvmlError(Code.UNKNOWN, name) from error
 
@@ -180,16 +158,9 @@ class NvmlApi:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
     def memory(self, device: Device) -> dict[str, int]:
-        """Return sizes in bytes by name; old drivers count what is reserved as used."""
-        names = ["total", "used", "free", "reserved"]
-        try:
-            found = self.call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
-        except NvmlError as error:
-            if error.code not in {Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH}:
-                raise
-            found = self.call("nvmlDeviceGetMemoryInfo", device)
-            names.remove("reserved")
-        return {name: getattr(found, name) for name in names}
+        """Return sizes in bytes by name, with drivers from 510."""
+        found = self.call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
+        return {name: getattr(found, name) for name in ("total", "used", "free", "reserved")}
 
     def has(self, function: str) -> bool:
         """Return whether the driver's library and pynvml have a function."""
@@ -246,8 +217,7 @@ class NvmlApi:
         for _ in range(LIST_ATTEMPTS):
             rows = self._rows
             count = ctypes.c_uint(len(rows))
-            with LOCK:
-                code = int(function(device, ctypes.byref(count), rows))
+            code = int(function(device, ctypes.byref(count), rows))
             if code == 0:
                 found = {row.pid: row.usedGpuMemory for row in rows[: count.value]}
                 return {pid: None if used == NOT_AVAILABLE else used for pid, used in found.items()}
@@ -282,13 +252,10 @@ class NvmlApi:
         replies = request.metrics[: len(metrics)]
         return {one.metricId: one.value for one in replies if one.nvmlReturn == 0}
 
-    def wait_xid(self, events: object, timeout_milliseconds: int) -> tuple[int, int] | None:
-        """Wait for an Xid; return the key of its device and its code, or None at the timeout.
-
-        Never shut NVML down during a wait.
-        """
+    def next_xid(self, events: object) -> tuple[int, int] | None:
+        """Return the key of the device and the code of the next new Xid; None if there is none."""
         try:
-            event = self._call_unlocked("nvmlEventSetWait_v2", events, timeout_milliseconds)
+            event = self.call("nvmlEventSetWait_v2", events, 0)
         except NvmlError as error:
             if error.code == Code.TIMEOUT:
                 return None
@@ -316,7 +283,7 @@ def _field_reply(reply: Any) -> FieldReply:
     return FieldReply(0, getattr(reply.value, _FIELD_MEMBERS[reply.valueType]))
 
 
-NEVER_AGAIN = math.inf  # Interval of a value that never changes; delay after a final refusal.
+NEVER_AGAIN = math.inf  # Interval of a value that never changes.
 
 DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of interpreting an unexpected reply: infinity, a list too short. They cost the reading,
@@ -331,11 +298,19 @@ class GpuGoneError(Exception):
 class DeviceQueries:
     """Queries of one device: values that it has returned, and queries that it has refused."""
 
-    def __init__(self, api: NvmlApi, device: Device, device_name: str) -> None:
+    def __init__(
+        self,
+        api: NvmlApi,
+        device: Device,
+        device_name: str,
+        instance: tuple[Device, int] | None = None,
+    ) -> None:
+        """`instance`: the GPU of a MIG instance, and the ID of the GPU instance."""
         self.api = api
         self.device = device
+        self.instance = instance
         self._device_name = device_name
-        self._refused: dict[str, float] = {}  # Query -> time from which it may be repeated.
+        self._refused: set[str] = set()  # Queries that are not supported.
         self._logged: set[tuple[str, int]] = set()
         self._cached: dict[str, tuple[float, Any]] = {}
         """Query -> time until which the value is fresh, value."""
@@ -343,11 +318,11 @@ class DeviceQueries:
     def get(
         self, name: str, read: Callable[[], T], now: float = 0.0, every: float = 0.0
     ) -> T | None:
-        """Return the value: cached if fresh (for `every` seconds), else queried unless refused.
+        """Return the value: cached if fresh (for `every` seconds), else queried if supported.
 
         Return None if there is no value now; raise GpuGoneError if the GPU is gone.
         """
-        if not self.is_due(name, now):
+        if not self.is_supported(name):
             return None
         cached: T | None = self.cached(name, now)
         if cached is not None:
@@ -355,7 +330,7 @@ class DeviceQueries:
         try:
             value = read()
         except NvmlError as error:
-            self.record_refusal(name, error.code, now)
+            self.record_refusal(name, error.code)
             return None
         except DEFECTS as error:
             self.record_defect(name, error)
@@ -374,8 +349,6 @@ class DeviceQueries:
         return value if now < fresh_until else None
 
     def record(self, name: str, value: object, fresh_until: float) -> None:
-        """Record a reply, which ends an earlier refusal of the query."""
-        self._refused.pop(name, None)
         self._cached[name] = fresh_until, value
 
     def forget(self, *names: str) -> None:
@@ -383,19 +356,18 @@ class DeviceQueries:
         for name in names:
             self._cached.pop(name, None)
 
-    def record_refusal(self, name: str, code: int, now: float) -> None:
+    def record_refusal(self, name: str, code: int) -> None:
         self.forget(name)
         if code in GPU_GONE:
             raise GpuGoneError(f"{name}: {code_name(code)}")
         if code in SESSION_GONE:
             self.api.session_gone = True
         elif code in UNSUPPORTED:
-            delay = REFUSED_RETRY_INTERVAL_SECONDS if code in MAY_CHANGE else NEVER_AGAIN
-            self._refused[name] = now + delay
-            level = logging.INFO if code == Code.NO_PERMISSION else logging.DEBUG
-            self._log_once(name, code, level, "not available here", code_name(code))
+            self._refused.add(name)
+            self._log_once(name, code, logging.DEBUG, "not available here", code_name(code))
         else:
-            self._log_once(name, code, logging.DEBUG, "left out this time", code_name(code))
+            level = logging.INFO if code == Code.NO_PERMISSION else logging.DEBUG
+            self._log_once(name, code, level, "left out this time", code_name(code))
 
     def record_defect(self, name: str, error: Exception) -> None:
         """Log, once, that a reply cannot be interpreted."""
@@ -408,12 +380,8 @@ class DeviceQueries:
             log.log(level, "%s: %s: %s: %s", self._device_name, what, name, why)
 
     def is_supported(self, name: str) -> bool:
-        """Return whether the query is not refused as unsupported."""
+        """Return whether the query was not refused as unsupported."""
         return name not in self._refused
-
-    def is_due(self, name: str, now: float) -> bool:
-        """Return whether to send a query: it is not refused, or a retry is due."""
-        return now >= self._refused.get(name, 0.0)
 
     def clear(self) -> None:
         """Drop replies and refusals: the device has changed."""

@@ -1,4 +1,4 @@
-"""NVML as a source: opens the devices, reads them, waits for Xid errors, recovers after errors.
+"""NVML as a source: opens the devices, reads them, counts Xid errors, recovers after errors.
 
 NVML is initialized at the first observation. It is initialized again when the driver was reloaded,
 when the set of GPUs that the kernel lists changed, and while a GPU is lost: every two minutes,
@@ -7,19 +7,19 @@ counters continue.
 
 An Xid is the driver's number for an error on a GPU (13: a program's exception, 31: its illegal
 memory access, 48: double-bit ECC error, 79: the GPU has fallen off the bus). NVML reports each Xid
-once, as an event, to the programs that wait for events.
+once, as an event, to the programs that registered for events, and keeps it until it is read.
 """
 
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import (
     CgroupMemory,
     GpuObservation,
@@ -27,7 +27,7 @@ from mps_exporter.observations import (
     Outcome,
     Reading,
 )
-from mps_exporter.sources.nvml.accumulators import CounterTotals
+from mps_exporter.sources.nvml.accumulators import Accumulators
 from mps_exporter.sources.nvml.device import LOST, GpuReader
 from mps_exporter.sources.nvml.pynvml_api import (
     GPU_GONE,
@@ -37,7 +37,6 @@ from mps_exporter.sources.nvml.pynvml_api import (
     Device,
     NvmlApi,
     NvmlError,
-    code_name,
     device_key,
 )
 
@@ -45,6 +44,7 @@ log = logging.getLogger(__name__)
 
 NEVER = float("inf")
 
+UNREADABLE_XIDS = "Xid errors cannot be read"
 XID_CRITICAL_ERROR = 0x8  # nvmlEventTypeXidCriticalError.
 
 REMEDIES: dict[int, str] = {
@@ -57,91 +57,72 @@ REMEDIES: dict[int, str] = {
         "NVML and the loaded kernel driver are of different versions: the driver was updated "
         "while it was in use; reload it or reboot"
     ),
-    Code.IN_USE: (
-        "the thread that waits for Xid errors is blocked inside NVML, so NVML cannot be "
-        "initialized again: the driver hangs, or the exporter must be restarted"
-    ),
     Code.NO_PERMISSION: "no permission to open /dev/nvidiactl and /dev/nvidia*",
 }
 
 
-class Clock(NamedTuple):
-    """Source of the time."""
-
-    wall: Callable[[], float] = time.time
-    monotonic: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True, slots=True)
-class NvmlOptions:
-    """Options of an NvmlSession."""
-
-    serials: bool = False  # Whether to read the boards' serial numbers.
-    xid_events: bool = True  # Whether to wait for Xid events.
-    stop_timeout_seconds: float = policy.XID_STOP_TIMEOUT_SECONDS
-    """Timeout for the Xid thread to return from NVML before NVML is shut down."""
-    driver_directory: str = "/proc/driver/nvidia/gpus"
-    """Lists the GPUs bound to the driver; it changes when a GPU is added or removed."""
-
-
 class NvmlSession:
-    """The GPUs of this host. Not thread-safe: needs its own worker thread."""
+    """The GPUs of this host. Not thread-safe: one method at a time may run."""
 
     def __init__(
         self,
         api: NvmlApi | None = None,
-        clock: Clock | None = None,
-        options: NvmlOptions | None = None,
+        *,
+        serials: bool = False,
+        driver_directory: str = "/proc/driver/nvidia/gpus",
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Read the boards' serial numbers with `serials`.
+
+        `driver_directory` lists the GPUs bound to the driver.
+        """
         self._api = api or NvmlApi()
-        self._clock = clock or Clock()
-        self._options = options or NvmlOptions()
+        self._serials = serials
+        self._driver_directory = driver_directory
+        self._now, self._clock = now, clock
         self._open = False
         self.has_memory_limits = False  # Whether NVML reads control groups' memory.
-        self._closing = False
         self._state = NvmlObservation(0.0, Outcome.OK)
         """Versions, or why no GPU can be read: the next observation, without time and GPUs."""
-        self._unreadable: dict[int, str] = {}
+        self._transitions = TransitionLogger(log)
         self._lost: frozenset[str] = frozenset()
         self._retry_at = 0.0  # Time of the next attempt after an error.
         self._reopen_at = NEVER
-        self._watch_at = 0.0
         self._observed_at = 0.0
         self._bound: frozenset[str] | None = None
         self._gpus: list[GpuReader] = []
         self._missing_gpus: list[GpuObservation] = []
         self._known_gpus: dict[str, GpuObservation] = {}
         """UUID -> observation while the GPU is gone, of each GPU that was ever read."""
-        self._totals: dict[str, CounterTotals] = {}
-        self._watcher = XidWatcher(self._api, self._clock.wall)
+        self._accumulators: dict[str, Accumulators] = {}
+        self._xids = XidCounter(self._api, now, self._transitions)
 
     def observe(self) -> NvmlObservation:
         """Read all GPUs. Blocks; errors of NVML are part of the observation, not raised."""
-        at = self._clock.wall()
-        self._observed_at = self._clock.monotonic()
-        is_open, gpus = self._ensure_open(), self._observe_gpus()
+        at, self._observed_at = self._now(), self._clock()
+        self._ensure_open()
+        gpus = self._observe_gpus()
         if self._api.session_gone:
-            self._closing = True
-            is_open, gpus = self._ensure_open(), self._observe_gpus()
-        if is_open:
+            gpus = self._reopen()
+        if self._open:
             self._record_losses(gpus)
         return replace(self._state, at=at, gpus=tuple(gpus))
 
     def tick(self) -> None:
-        """Sample activity, renew slow values, and open lost GPUs again if due."""
-        if not self._open or self._closing:
+        """Sample activity, renew slow values, count Xids, and open lost GPUs again if due."""
+        if not self._open:
             return
-        now = self._clock.monotonic()
+        now = self._clock()
         if now >= self._reopen_at and now - self._observed_at < 2 * policy.TICK_INTERVAL_SECONDS:
             # Just after a collection: by the next collection the new handles have a GPM interval.
-            self._closing = True
-            if self._ensure_open():
-                self._record_losses(self._observe_gpus())
+            gpus = self._reopen()
+            if self._open:
+                self._record_losses(gpus)
             return
         for reader in self._gpus:
             reader.tick(now)
-        if not self._watcher.started and now >= self._watch_at:
-            self._watch(now)
+        self._xids.read(self._gpus)
 
     def memory_limits(self, root: str, paths: Sequence[str]) -> tuple[CgroupMemory, ...]:
         """Return the memory of control groups that use GPU memory or have a limit.
@@ -149,52 +130,40 @@ class NvmlSession:
         `root`: mount of cgroup version 2. MIG GPUs, and groups over a maximum, are omitted.
         """
         found: list[CgroupMemory] = []
-        readers = self._gpus if self._open and not self._closing else []
-        for device in [reader.device for reader in readers if not reader.is_divided]:
+        for device in [reader.device for reader in self._gpus if not reader.is_divided]:
             for path in paths[: policy.MAX_CGROUPS_PER_GPU]:
                 with suppress(NvmlError):  # the group was removed, or is not accounted
                     found.append(self._api.cgroup_memory(device, root, path))
         return tuple(one for one in found if one.used_bytes or one.limited)
 
-    def close(self) -> None:
-        """Stop the Xid thread and shut NVML down.
-
-        NVML stays initialized if the thread is blocked inside: shutting NVML down then could crash,
-        and the end of the process releases NVML safely.
-        """
-        self._close_session(self._options.stop_timeout_seconds)
-
     # The session: from nvmlInit to nvmlShutdown
 
-    def _ensure_open(self) -> bool:
-        """Open NVML, again if it is closing or GPUs changed; return whether it is open."""
-        now = self._clock.monotonic()
+    def _reopen(self) -> list[GpuObservation]:
+        """Initialize NVML again, and read all GPUs."""
+        self.close()
+        self._ensure_open()
+        return self._observe_gpus()
+
+    def _ensure_open(self) -> None:
+        """Open NVML if it is closed, and again if GPUs changed."""
+        now = self._clock()
         bound: frozenset[str] | None = None
         with suppress(OSError):
-            bound = frozenset(os.listdir(self._options.driver_directory))  # noqa: PTH208
-        absent = self._state.outcome is not Outcome.OK
-        if self._open and not self._closing and bound == self._bound:
-            return True
-        if absent and now < self._retry_at and bound == self._bound:
-            return False
-        self._bound = bound
+            bound = frozenset(os.listdir(self._driver_directory))  # noqa: PTH208
+        if bound == self._bound and (self._open or now < self._retry_at):
+            return
+        self._bound, self._retry_at = bound, 0.0
+        self.close()
         try:
-            if not self._close_session(self._options.stop_timeout_seconds):
-                raise NvmlError(Code.IN_USE, "nvmlShutdown")  # noqa: TRY301 - handled as NVML's own
             self._open_session()
         except NvmlError as error:
-            self._close_session(0.0)
+            self.close()
             self._retry_at = now + policy.INIT_RETRY_INTERVAL_SECONDS
             text = REMEDIES.get(error.code, str(error))
-            if text != self._state.error:
-                log.warning("no GPU can be read: %s", text)
             outcome = Outcome.ABSENT if error.code in SESSION_GONE else Outcome.REFUSED
             self._state = NvmlObservation(0.0, outcome, text)
-            return False
-        if absent:
-            log.info("the GPUs can be read again")
+            return
         self._reopen_at = NEVER
-        return True
 
     def _open_session(self) -> None:
         self._api.call("nvmlInit")
@@ -212,7 +181,6 @@ class NvmlSession:
         count = self._api.number("nvmlDeviceGetCount")
         gone = [index for index in range(count) if not self._add_gpu(index)]
         self._missing_gpus = list(self._missing(gone))
-        self._watch(self._clock.monotonic())
         self._state = NvmlObservation(0.0, Outcome.OK, None, driver, cuda, confidential)
 
     def _missing(self, gone: list[int]) -> Iterator[GpuObservation]:
@@ -228,12 +196,6 @@ class NvmlSession:
         for index in sorted(gone, key=lambda index: index not in own)[len(missing) :]:
             yield GpuObservation(index, "", readings=LOST, lost=True)
 
-    def _watch(self, now: float) -> None:
-        """Watch Xids, if enabled; tick() retries a refusal."""
-        self._watch_at = now + policy.REFUSED_RETRY_INTERVAL_SECONDS
-        if self._options.xid_events:
-            self._watcher.start([(reader.device, reader.uuid) for reader in self._gpus])
-
     def _add_gpu(self, index: int) -> bool:
         """Open a GPU. Return False if NVML reports that the GPU is gone."""
         try:
@@ -242,39 +204,28 @@ class NvmlSession:
         except NvmlError as error:
             if error.code in SESSION_GONE:
                 raise
-            if self._unreadable.get(index) != str(error):
-                self._unreadable[index] = str(error)
-                log.warning("GPU %d cannot be opened: %s", index, error)
+            message = "a GPU cannot be opened"
+            self._transitions.failed(str(index), message=message, gpu=index, err=error)
             return error.code not in GPU_GONE
-        reader = GpuReader(
-            self._api,
-            device,
-            GpuObservation(index, uuid),
-            self._totals,
-            serials=self._options.serials,
-        )
+        position = GpuObservation(index, uuid)
+        reader = GpuReader(self._api, device, position, self._accumulators, serials=self._serials)
         self._gpus.append(reader)
-        if self._unreadable.pop(index, None):
-            log.info("GPU %d can be opened again", index)
+        self._transitions.recovered(str(index), message="a GPU can be opened again", gpu=index)
         return True
 
-    def _close_session(self, timeout_seconds: float) -> bool:
-        """Shut NVML down, unless the Xid thread is inside. Return whether NVML is shut down."""
+    def close(self) -> None:
+        """Shut NVML down, if it is open."""
         for reader in self._gpus:
             reader.close()
         self._gpus, self._missing_gpus = [], []
         self._api.session_gone = False
-        if not self._open:
-            return True
-        self._closing = True
-        if not self._watcher.stop(timeout_seconds):
-            return False
-        self._open = self._closing = False
-        try:
-            self._api.call("nvmlShutdown")
-        except NvmlError as error:
-            log.debug("%s", error)
-        return True
+        self._xids.close()
+        if self._open:
+            self._open = False
+            try:
+                self._api.call("nvmlShutdown")
+            except NvmlError as error:
+                log.debug("%s", error)
 
     def _record_losses(self, gpus: list[GpuObservation]) -> None:
         """Log which GPUs are lost or back, and plan when to open the lost GPUs again."""
@@ -282,17 +233,19 @@ class NvmlSession:
         if not lost:
             self._reopen_at = NEVER
         elif lost != self._lost or self._reopen_at == NEVER:
-            self._reopen_at = self._clock.monotonic() + policy.LOST_RETRY_INTERVAL_SECONDS
-        for uuid in sorted(lost - self._lost):
-            log.warning("GPU %s is lost: it has fallen off the bus or must be reset", uuid)
+            self._reopen_at = self._clock() + policy.LOST_RETRY_INTERVAL_SECONDS
+        for uuid in sorted(lost):
+            message = "a GPU is lost: it has fallen off the bus or must be reset"
+            self._transitions.failed(uuid, message=message, gpu=uuid)
         for uuid in sorted(self._lost - lost):
-            log.info("GPU %s is back", uuid)
+            self._transitions.recovered(uuid, message="a GPU is back", gpu=uuid)
         self._lost = lost
 
     # Observations
 
     def _observe_gpus(self) -> list[GpuObservation]:
-        now = self._clock.monotonic()
+        now = self._clock()
+        self._xids.read(self._gpus)
         found: list[GpuObservation] = []
         for reader in self._gpus:
             gpu = reader.observe(now)
@@ -307,95 +260,74 @@ class NvmlSession:
         return [*found, *map(self._with_xids, self._missing_gpus)]
 
     def _with_xids(self, gpu: GpuObservation) -> GpuObservation:
-        return replace(gpu, readings=(*gpu.readings, *self._watcher.readings(gpu.uuid)))
+        return replace(gpu, readings=(*gpu.readings, *self._xids.readings(gpu.uuid)))
 
 
-class XidWatcher:
-    """Waits for Xid events while NVML is initialized, and counts them over all sessions."""
+class XidCounter:
+    """Counts Xid events over all sessions.
 
-    def __init__(self, api: NvmlApi, wall_clock: Callable[[], float]) -> None:
+    Measured: a read takes 2 us without an event, and NVML kept all of 20 events for 15 s.
+    """
+
+    def __init__(
+        self, api: NvmlApi, now: Callable[[], float], transitions: TransitionLogger
+    ) -> None:
         self._api = api
-        self._wall_clock = wall_clock
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._logged: set[str] = set()
-        self._watched: frozenset[str] = frozenset()
-        self._seen: dict[str, Mapping[int, tuple[int, float]]] = {}
-        """UUID -> Xid -> count and time of the last; the thread replaces a GPU's mapping whole."""
+        self._now = now
+        self._transitions = transitions
+        self._events: object | None = None  # NVML's set of events; None while there is none.
+        self._watched: dict[int, str] = {}  # Key of a device that reports events -> UUID.
+        self._seen: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)
+        """UUID -> Xid -> count, and time when the last was read."""
 
-    @property
-    def started(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def readings(self, uuid: str) -> list[Reading]:
-        """Return a GPU's readings; counters are absent while no events are awaited.
+    def readings(self, uuid: str) -> Iterator[Reading]:
+        """Yield a GPU's readings; counters are absent while the GPU's events are not read.
 
         A constant counter would mean no errors. The time of the last Xid stays true.
         """
-        readings = []
-        watched = uuid in self._watched
-        for xid, (count, at) in sorted(self._seen.get(uuid, {}).items()):
+        for xid, (count, at) in sorted(self._seen[uuid].items()):
             labels = (("xid", str(xid)),)
-            if watched:
-                readings.append(Reading("xid_errors", count, labels))
-            readings.append(Reading("last_xid_at", at, labels))
-        return readings
+            if uuid in self._watched.values():
+                yield Reading("xid_errors", count, labels)
+            yield Reading("last_xid_at", at, labels)
 
-    def start(self, devices: Sequence[tuple[Device, str]]) -> None:
-        """Watch these (device, UUID) pairs, except devices that report no events."""
-        try:
-            events = self._api.call("nvmlEventSetCreate")
-        except NvmlError as error:
-            self._log_once(f"Xid errors cannot be watched: {error}")
+    def read(self, gpus: Sequence[GpuReader]) -> None:
+        """Count new events; at first, register for the events of these GPUs."""
+        if not gpus:
             return
-        watched: dict[int, str] = {}
-        for device, uuid in devices:
-            try:
-                self._api.call("nvmlDeviceRegisterEvents", device, XID_CRITICAL_ERROR, events)
-                watched[device_key(device)] = uuid
-            except NvmlError as error:
-                why = code_name(error.code)
-                self._log_once(f"GPU {uuid}: Xid errors cannot be watched: {why}")
-        self._watched = frozenset(watched.values())
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(events, watched, self._stop), name="nvml-xid", daemon=True
-        )
-        self._thread.start()
-
-    def _run(self, events: object, watched: dict[int, str], stop: threading.Event) -> None:
-        while watched and not stop.is_set():
-            try:
-                found = self._api.wait_xid(events, policy.XID_TIMEOUT_MILLISECONDS)
-            except NvmlError as error:
-                if error.code in SESSION_GONE:
-                    self._watched = frozenset()
-                    break
-                stop.wait(policy.XID_RETRY_SECONDS)
-                continue
-            key, xid = found or (0, 0)
-            if uuid := watched.get(key):
-                log.warning("GPU %s: Xid %d", uuid, xid)
-                before = self._seen.get(uuid, {})
-                count, _ = before.get(xid, (0, 0.0))
-                self._seen[uuid] = {**before, xid: (count + 1, self._wall_clock())}
         try:
-            self._api.call("nvmlEventSetFree", events)
+            if self._events is None:
+                self._events = self._api.call("nvmlEventSetCreate")
+                for gpu in gpus:
+                    self._register(gpu)
+            for _ in range(policy.MAX_XIDS):
+                if not self._watched or (found := self._api.next_xid(self._events)) is None:
+                    return
+                key, xid = found
+                if uuid := self._watched.get(key):
+                    log.warning("GPU %s: Xid %d", uuid, xid)
+                    count, _ = self._seen[uuid].get(xid, (0, 0.0))
+                    self._seen[uuid][xid] = count + 1, self._now()
         except NvmlError as error:
-            log.debug("%s", error)
+            if error.code in SESSION_GONE:
+                self._api.session_gone = True
+            else:
+                self._transitions.failed("xid", message=UNREADABLE_XIDS, err=error)
 
-    def stop(self, timeout_seconds: float) -> bool:
-        """Stop the thread, before NVML may be shut down; return whether the thread ended."""
-        self._stop.set()
-        self._watched = frozenset()
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
-            if self._thread.is_alive():
-                return False
-            self._thread = None
-        return True
+    def _register(self, gpu: GpuReader) -> None:
+        arguments = gpu.device, XID_CRITICAL_ERROR, self._events
+        try:
+            self._api.call("nvmlDeviceRegisterEvents", *arguments)
+            self._watched[device_key(gpu.device)] = gpu.uuid
+        except NvmlError as error:
+            key = "xid", gpu.uuid
+            self._transitions.failed(*key, message=UNREADABLE_XIDS, gpu=gpu.uuid, err=error)
 
-    def _log_once(self, text: str) -> None:
-        if text not in self._logged:
-            self._logged.add(text)
-            log.info("%s", text)
+    def close(self) -> None:
+        """Free NVML's set of events, before NVML is shut down."""
+        events, self._events, self._watched = self._events, None, {}
+        if events is not None:
+            try:
+                self._api.call("nvmlEventSetFree", events)
+            except NvmlError as error:
+                log.debug("%s", error)
