@@ -31,6 +31,7 @@ from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.mps.log_wordings import (
     CONTINUATION,
     CONTROL_LINES,
+    LINES_LOST,
     NUMBER,
     SERVER_LINES,
     UNRECOGNIZED,
@@ -226,6 +227,9 @@ class _LogBuffer:
 
     def _parse_chunk(self, chunk: LogChunk) -> None:
         if chunk.restarted or chunk.lost_bytes:
+            if not chunk.history:
+                lost = LogEntry(chunk.at, self.name, 0, "", LINES_LOST, False)
+                self._entries.append((self._last_key, chunk.at, lost))
             # The rest of an earlier half line is lost.
             self._partial_line, self._too_long = b"", False
             self._last_key = float("-inf")

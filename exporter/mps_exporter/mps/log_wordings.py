@@ -36,6 +36,7 @@ class Event(NamedTuple):
 
 
 CONTINUATION = Event("continuation")  # A line without a prefix: it belongs to the record before it.
+LINES_LOST = Event("lines_lost")  # Not a line: lines may be missing here, before the next line.
 
 
 class LogEntry(NamedTuple):
@@ -413,7 +414,7 @@ class ServerLogReader:
                 return False
             server = servers.adopt(pid, when.at)
         server.has_log = True
-        server.has_first_line |= name == "server_process"
+        server.has_all_lines |= name == "server_process"
         self.server = server
         return True
 

@@ -46,7 +46,7 @@ class TrackedServer:
     client_limit: int | None = None
     shares_by_file: bool = False  # Its memory for clients is a file in /dev/shm.
     has_log: bool = False  # The server has written to server.log.
-    has_first_line: bool = False  # Its first line was read.
+    has_all_lines: bool = False  # Its first line was read, and no later line may be missing.
     exiting: bool = False  # Its log has the line of an orderly end.
     finishing: bool = False  # Its log has the line that precedes the line of an orderly end.
     missing_since: float | None = None  # Time since which its process is missing.
@@ -150,26 +150,21 @@ class TrackedServer:
             return
         if self.clients.ever_connected or self.ready_at is None:
             self.ghost = False
-        elif self.names_clients and self.may_miss_lines():
+        elif self.names_clients and not self.has_all_lines:
             return
         elif self._queued_dead and all(self._queued_dead.values()) and not self._queued_unnamed:
             self._become_ghost(when)
 
-    def may_miss_lines(self) -> bool:
-        """Return whether lines may be missing: the first was not read, or the log lost lines."""
-        lost_at = self.daemon.server_log_lost_at
-        return not self.has_first_line or (lost_at is not None and lost_at >= self.started_at)
-
     def _hides_clients(self) -> bool:
         """Return whether clients from before it was deaf may do what the log does not show."""
-        unseen = self.may_miss_lines() or self.clients.unfollowed or not self.names_clients
+        seen = self.has_all_lines and self.names_clients and not self.clients.unfollowed
         deaf = self.deaf_since
-        return bool(unseen) and any(deaf and one.connected_at <= deaf for one in self.clients)
+        return not seen and any(deaf and one.connected_at <= deaf for one in self.clients)
 
     def credentials_missing(self, when: Moment) -> None:
         """Record that it is deaf: a ghost if all clients that would be lost with it are known."""
         self.deaf_since = when.at
-        known = not (self.may_miss_lines() or self.clients.unfollowed)
+        known = self.has_all_lines and not self.clients.unfollowed
         if known and not any(client.inferred for client in self.clients):
             self._become_ghost(when)
 

@@ -244,6 +244,13 @@ class DaemonState:
             if self.daemon.quit_requested_at is None:  # a draining daemon serves no new client
                 when.count_rejection(None, "credentials")
 
+    def lines_lost(self, log: LogName, at: float) -> None:
+        """Record that lines may be missing before the next line of this log."""
+        if log == "server":
+            self.server_log_lost_at = at
+            for server in self.servers:
+                server.has_all_lines = False
+
     def daemon_started(self, pid: int, when: Moment) -> None:
         """Record a control daemon's start, which ends the last daemon."""
         daemon = self.daemon

@@ -21,6 +21,7 @@ from mps_exporter.mps.log_parser import LogMerger
 from mps_exporter.mps.log_wordings import (
     CONTINUATION,
     KNOWN,
+    LINES_LOST,
     UNRECOGNIZED,
     ControlLogReader,
     LogEntry,
@@ -80,8 +81,6 @@ class DaemonTracker:
             self.state.counters.increment("mps_control_log_lost_bytes_total", lost, log=chunk.log)
             if chunk.history:
                 self.state.count_from(chunk.at)
-            elif chunk.log == "server" and (chunk.restarted or chunk.lost_bytes):
-                self.state.server_log_lost_at = chunk.at
             merger.add_chunk(chunk)
         self.advance(observation.at)
 
@@ -90,7 +89,9 @@ class DaemonTracker:
         for entry in self._merger.pop_ready(now):
             if self._pending_reply is not None and entry.at > self._pending_reply[0]:
                 self._apply_reply()  # in its place among the lines
-            if not self._is_foreign(entry):
+            if entry.event == LINES_LOST:
+                self.state.lines_lost(entry.log, entry.at)
+            elif not self._is_foreign(entry):
                 self._apply(entry)
         complete_until = self._merger.complete_until
         if complete_until is not None:

@@ -359,13 +359,15 @@ def test_a_server_whose_client_may_have_connected_in_lost_lines_is_no_ghost(lost
         + pending("00:01.000", 100, 1001)
         + server_starts("00:01.001", "00:01.200", 110, 1001)
     )
-    later = script("00:09.000 S110 Received new client request for {PID: 100, Context ID: 0}")
+    request = "00:09.000 S110 Received new client request for {PID: 100, Context ID: 0}"
+    later = script(request + server_starts("00:09.100", "00:09.200", 210, 1002))
     seen = observation(at("00:09.500"), later.data)
     chunks = tuple(replace(one, restarted=lost and one.log == "server") for one in seen.chunks)
     tracker.add_logs(replace(seen, chunks=chunks))
     tracker.observe(at("00:10"), facts(), {}, [100])
     tracker.advance_to(at("00:12"))
-    assert [server.ghost for server in tracker.state.servers] == [not lost]
+    found = [(server.ghost, server.has_all_lines) for server in tracker.state.servers]
+    assert found == [(not lost, not lost), (False, True)]
 
 
 def test_daemons_without_logs_may_die_one_after_another() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mps_exporter.limits_timeouts_intervals import MAX_HOLD_SECONDS, MAX_LINE_BYTES
 from mps_exporter.mps.log_parser import LINE_TOO_LONG, LogMerger
-from mps_exporter.mps.log_wordings import Event, LogEntry
+from mps_exporter.mps.log_wordings import LINES_LOST, Event, LogEntry
 from mps_exporter.observations import LogChunk, LogName
 from testing.mps_logs import LOGS, PIPE, at, script
 
@@ -61,7 +61,7 @@ def test_half_a_line_before_a_truncation_or_a_gap_is_void(
         sequencer.add_chunk(chunk("control", b"", **gap))
         gap = {}
     sequencer.add_chunk(chunk("control", "00:02.000 C630 UI closed", **gap))
-    assert [entry.event for entry in out(sequencer)] == [Event("ui_closed")]
+    assert [entry.event for entry in out(sequencer)] == [LINES_LOST, Event("ui_closed")]
 
 
 @pytest.mark.parametrize("size", [MAX_LINE_BYTES + 1, 1_000_000])

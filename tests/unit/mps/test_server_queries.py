@@ -109,7 +109,7 @@ def test_the_retry_interval_doubles_while_a_server_is_unexplained(
 
 
 NEW = ServerAnswers(ProbeReply((20,), 1.0))
-LINES_LOST = {"ghost": True, "deaf_since": NOW, "has_first_line": False}
+LINES_LOST = {"ghost": True, "deaf_since": NOW, "has_all_lines": False}
 """A ghost that has clients, of which not all lines were read."""
 
 
