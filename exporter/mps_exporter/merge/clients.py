@@ -285,13 +285,14 @@ def _limits(
         "memory_limit_ignored": memory_text if own_memory.ignored else None,
     }
     if own_memory.bytes_by_uuid is not None:
-        fields["limit_source"] = "server" if ratio in (None, allowed.ratio) else "client"
         limits = own_memory.bytes_by_uuid, allowed.memory
         fields["memory_limit_bytes"] = {
             uuid: min(known)
             for uuid in uuids
             if (known := [memory[uuid] for memory in limits if uuid in memory])
         }
+        if ratio is not None:
+            fields["limit_source"] = "server" if ratio == allowed.ratio else "client"
     if per_context:
         fields["limit_source"] = "per_context"
     return fields
