@@ -143,13 +143,6 @@ class ServerClients:
         if not self._server.names_clients:
             self.connect(entry.pid, when)
 
-    def readmit(self, pid: int) -> None:
-        """Record that the daemon sends a client to the server again, for a context."""
-        client = self._clients.get(pid)
-        if client is not None and not self._server.names_clients:
-            client.had_context = True
-        self.admissions.mark_for_context(pid)
-
     def connect_admitted(self, when: Moment) -> None:
         """Count all admitted clients as connected: the server's log names no client."""
         for entry in self.admissions:
@@ -176,7 +169,6 @@ class ServerClients:
             thread_ratio=server.thread_ratio,
             memory_limits=None if server.start_unknown else server.memory_limits,
         )
-        client.had_context = client.inferred and wait is not None and wait.for_context
         if not self._add(client):
             return None
         when.increment("mps_client_connections_total", uid=uid)

@@ -225,10 +225,6 @@ def reconcile(
                 state.gpus.add_gpu(uuid)
             if reply.client_pids is not None:
                 _reconcile_clients(server, now, reply.client_pids)
-            if state.readable["server"]:
-                server.reported_state = None
-            else:
-                _without_log(server, reply)
 
 
 def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int]) -> None:
@@ -290,22 +286,3 @@ def _contradicted(server: TrackedServer, at: float, reported: set[int]) -> froze
         server.contradiction = at, now
         return now & before
     return frozenset()
-
-
-def _without_log(server: TrackedServer, reply: ServerReply) -> None:
-    """Set what only the control tool shows without server.log: state, limit and contexts."""
-    server.reported_state = reply.state
-    if reply.active_thread_ratio is not None:
-        server.thread_ratio = reply.active_thread_ratio
-    if reply.contexts is None:
-        return
-    for client in server.clients:
-        client.contexts = {}
-    for device, counts in reply.contexts.items():
-        uuid = server.daemon.gpus.uuid_of(device, server.devices)
-        for pid, count in counts.items():
-            owner = server.clients.get(pid)
-            if owner is not None:
-                owner.had_context = True
-                for _ in range(min(count, policy.MAX_CONTEXTS)):
-                    owner.contexts[len(owner.contexts)] = uuid

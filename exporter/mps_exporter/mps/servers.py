@@ -53,7 +53,6 @@ class TrackedServer:
     unlisted_since: float | None = None  # Time since which the control tool omits the server.
     contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
     """The control tool's last contradiction of the log: time, and the clients."""
-    reported_state: str | None = None  # State by the control tool, while server.log cannot be read.
     ghost: bool = False
     shutdown_requested_at: float | None = None
     """Time of the daemon's last shutdown request, unless the server declined it."""
@@ -78,11 +77,10 @@ class TrackedServer:
 
     @property
     def state(self) -> str:
-        """State by the tool; else INITIALIZING until Ready or used, FAULT in a fault, ACTIVE."""
-        state = "FAULT" if self.faults else "ACTIVE"
+        """INITIALIZING until Ready or used, FAULT in a fault, else ACTIVE."""
         if self.ready_at is None and not self.clients.ever_connected:
-            state = "INITIALIZING"
-        return self.reported_state or state
+            return "INITIALIZING"
+        return "FAULT" if self.faults else "ACTIVE"
 
     @property
     def is_ghost(self) -> bool | None:
