@@ -256,6 +256,7 @@ class ServerClients:
         client = self.find(pid, context)
         if client is None:
             return
+        self._server.daemon.evidence.client_ending(client.pid, when.at)
         client.contexts.pop(context, None)
         client.creating.pop(context, None)
         if client.terminating:

@@ -328,14 +328,14 @@ SERVER_LINES = Shapes(
     (KNOWN, r"Receive command failed, assuming client exit"),  # 550, T4
     # 580; after a trap: Client {...} exiting. Worker is in reset. Number of active ...
     (
-        "server.close_context",
+        "server.clients.close_context",
         r"Client <who> exiting\.(?: Worker is in reset\.)? "
         r"Number of active client contexts is \d+\.?",
     ),
-    ("server.close_context", r"Client <who> exit"),  # 2022
+    ("server.clients.close_context", r"Client <who> exit"),  # 2022
     # T4
     (KNOWN, r"Client disconnected\. Number of active client contexts is \d+\.?"),
-    ("server.disconnect", r"Client process <pid> disconnected"),
+    ("server.clients.disconnect", r"Client process <pid> disconnected"),
     ("server.clients.disconnect_unnamed", r"Client process disconnected"),  # T4
     ("server.clients.request_termination", r"MPS server requesting client <who> to exit"),
     ("server.clients.terminated", r"Client termination succeeded\.?"),

@@ -229,15 +229,8 @@ class TrackedServer:
         else:
             self.faults.process_ends(pid, when)
         if self.deaf_since is not None:  # then these lines are missing (measured)
-            self.close_context(pid, context, when) if context else self.disconnect(pid, when)
-
-    def close_context(self, pid: int, context: int, when: Moment) -> None:
-        self.daemon.evidence.client_ending(pid, when.at)
-        self.clients.close_context(pid, context, when)
-
-    def disconnect(self, pid: int, when: Moment) -> None:
-        self.daemon.evidence.client_ended(pid, when.at)
-        self.clients.disconnect(pid, when)
+            clients = self.clients
+            clients.close_context(pid, context, when) if context else clients.disconnect(pid, when)
 
     def limit_reached(self, limit: int, when: Moment) -> None:
         """Count a refused client: `limit` contexts exist, or (0) too many device connections."""

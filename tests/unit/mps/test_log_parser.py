@@ -83,7 +83,7 @@ Creating worker thread -> known
 Server failed to receive command with status 3, assuming client exit -> known
 Client {PID: 1376, Context ID: 1} exiting. Worker is in reset. Number of active \
 client contexts is 0.
--> server.close_context (1376, 1)
+-> server.clients.close_context (1376, 1)
 MPS Server failed to create/open SHM segment.
 -> server_failed ('MPS Server failed to create/open SHM segment',)
 MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.
