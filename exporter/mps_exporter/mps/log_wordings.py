@@ -180,7 +180,6 @@ _DEVICE_ROW = re.compile(
 )
 _SET_PERCENTAGE = re.compile(r"set_active_thread_percentage +(\d{1,7}) +\S+", re.ASCII)
 _PERCENTAGE = re.compile(r"\d{1,3}(?:\.\d{1,6})?", re.ASCII)
-_TERMINATE = re.compile(r"terminate_client +(\d{1,7}) +(\d{1,7})", re.ASCII)
 
 
 class ControlLogReader:
@@ -243,7 +242,7 @@ class ControlLogReader:
             when.increment("mps_control_log_unrecognized_lines_total", log="control")
 
     def _read_reply(self, text: str, when: Moment) -> None:
-        """Apply a reply in the log: a UUID, a percentage, or a termination."""
+        """Apply a reply in the log: a UUID or a percentage."""
         state = self.state
         row = _DEVICE_ROW.match(text)
         if row is not None and self._command.startswith("device_query"):
@@ -254,13 +253,6 @@ class ControlLogReader:
             server = state.servers.get(int(setting[1]))
             if server is not None:
                 server.thread_ratio = float(text) / 100.0
-            return
-        ending = _TERMINATE.fullmatch(self._command)
-        if ending is not None and text == "0" and not state.readable["server"]:
-            server = state.servers.get(int(ending[1]))
-            client = None if server is None else server.clients.get(int(ending[2]))
-            if client is not None:
-                client.count_termination(when)
 
     def daemon_starting(self, when: Moment) -> None:
         self.state.daemon_started(self._pid, when)
@@ -297,12 +289,12 @@ SERVER_LINES = Shapes(
     ),
     (KNOWN, r"Server Priority set to .*"),
     # 580; T4: MPS Server is started
-    ("server_open", r"Server has started"),
-    ("server_open", r"MPS Server is started"),
+    (KNOWN, r"Server has started"),
+    (KNOWN, r"MPS Server is started"),
     (KNOWN, r"Server has been notified to shutdown"),
     (KNOWN, r"Server was unable to shutdown due to .*"),
     ("server.finish", r"Waiting for current clients to finish"),
-    ("server_exiting", r"Exiting"),
+    ("server.exit", r"Exiting"),
     (KNOWN, r"Received device query command\..*"),
     # 580, a second daemon that was refused: Using log directory: /tmp/mpslog
     (KNOWN, r"Using log directory: .*"),
@@ -425,20 +417,6 @@ class ServerLogReader:
             for other in state.servers:
                 if other is not self.server and not other.only_seen_after(when.at):
                     state.judge_server_exit(other, when)
-
-    def server_open(self, when: Moment) -> None:
-        """Apply a server's start, unless control.log shows it, too."""
-        state, server = self._state, self.server
-        if server.ready_at is None and not state.readable["control"]:
-            when.increment("mps_server_starts_total", uid=server.uid)
-            when.observe("mps_server_startup_seconds", when.at - server.started_at)
-            state.open_server(server, when)
-
-    def server_exiting(self, when: Moment) -> None:
-        """Record an orderly end; without control.log, the server ends with this line."""
-        self.server.exiting = True
-        if not self._state.readable["control"]:
-            self._state.end_server(self.server, when, "requested")
 
     def server_failed(self, reason: str, _when: Moment) -> None:
         server = self._state.servers.get(self._pid)

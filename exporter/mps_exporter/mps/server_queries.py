@@ -43,7 +43,6 @@ class ServerAnswers:
     answered_at: Mapping[int, float] = field(default_factory=dict)  # Server PID -> time of reply.
     unexplained: frozenset[int] = frozenset()
     """Servers without a reply, or listed by only the daemon or only the log, at the last query."""
-    repeats: int = 0  # Queries in a row with the same unexplained servers.
     protocol: Literal["2", "3"] | None = None  # Interface of the last reply.
     partitioning: Partitioning = field(default_factory=Partitioning)
     """Named servers, namespaces and partitions, from the last probe and, for a v3 daemon, the
@@ -110,9 +109,7 @@ def with_servers(
         servers[reply.server_pid] = reply
         answered_at[reply.server_pid] = observation.at
     answers = replace(answers, servers=servers, asked_at=observation.at, answered_at=answered_at)
-    unexplained = _unexplained(answers, requested, logged)
-    repeats = answers.repeats + 1 if unexplained == answers.unexplained else 1
-    return replace(answers, unexplained=unexplained, repeats=repeats)
+    return replace(answers, unexplained=_unexplained(answers, requested, logged))
 
 
 def _unexplained(
@@ -183,9 +180,8 @@ def _is_retry_due(
 ) -> bool:
     """Return whether a server is unexplained, and the retry interval has passed."""
     unexplained = _unexplained(answers, responsive, logged)
-    interval = policy.MIN_QUERY_AGE_SECONDS
-    if unexplained == answers.unexplained and answers.repeats:
-        interval = policy.QUERY_RETRY_INTERVAL_SECONDS * 2.0 ** min(answers.repeats - 1, 10)
+    again = unexplained == answers.unexplained
+    interval = policy.QUERY_RETRY_INTERVAL_SECONDS if again else policy.MIN_QUERY_AGE_SECONDS
     return bool(unexplained) and age >= interval
 
 
