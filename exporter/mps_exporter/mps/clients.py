@@ -85,7 +85,6 @@ class ServerClients:
         self._clients: dict[int, TrackedClient] = {}
         self._associated: list[str] = []  # GPUs of contexts without a status line, oldest first.
         self._unnamed_key = 0
-        self._unnamed_disconnections = 0  # Clients that disconnected without the log showing which.
         self._terminating_pid: int | None = None
         self._handover_counted = False
 
@@ -95,7 +94,7 @@ class ServerClients:
     @property
     def count(self) -> int:
         """Client processes within the quota that are connected."""
-        return len(self._clients) - self._unnamed_disconnections
+        return len(self._clients)
 
     @property
     def may_have_context(self) -> bool:
@@ -292,32 +291,14 @@ class ServerClients:
         client.from_control_tool = True
         self.disconnect(client.pid, when)
 
-    def confirm_exit(self, client: TrackedClient, when: Moment) -> None:
-        """Remove a client whose process has exited without a log line that names the client."""
-        if self._unnamed_disconnections:
-            self._unnamed_disconnections -= 1  # counted when it disconnected
-            self.admissions.admitted.pop(client.pid, None)
-            del self._clients[client.key]
-        else:
-            self.drop(client, when)
-
     def disconnect_unnamed(self, when: Moment) -> None:
-        if self.count <= 0:
-            return
-        if self.count == 1 and len(self._clients) == 1:
-            self.disconnect(next(iter(self)).pid, when)
-            return
-        self._unnamed_disconnections += 1
-        when.increment("mps_client_disconnections_total", uid=self._server.uid)
-        if self.count == 0:
-            self._clients.clear()
-            self.admissions.admitted.clear()
-            self._unnamed_disconnections = 0
+        """Remove a client with PID 0, or the only client: others are removed when they exit."""
+        self.disconnect(next(iter(self)).pid if self.count == 1 else 0, when)
 
     def end(self, cause: str, when: Moment, *, ghost: bool) -> list[int]:
         """End all clients with their server (cause "": they are not lost); return the lost PIDs."""
         lost = []
-        for client in list(self)[self._unnamed_disconnections :]:
+        for client in self:
             if not client.lost and self._lost_with_server(client, cause, ghost=ghost):
                 client.lose(cause, when)
                 lost.append(client.pid)
@@ -328,8 +309,10 @@ class ServerClients:
     def _lost_with_server(self, client: TrackedClient, cause: str, *, ghost: bool) -> bool:
         if not cause or client.leaving or (ghost and client.wait is not None):
             return False  # the waiting client never had a context: its wait is abandoned
-        # Without server.log, clients that remain at an orderly end have most likely ended before.
-        return cause != "terminated" or (self._server.names_clients and client.had_context)
+        if self._server.names_clients:
+            return cause != "terminated" or client.had_context
+        # Clients that remain at an orderly end have most likely ended before.
+        return cause != "terminated" and client.missing_since is None
 
     def _count_end(self, client: TrackedClient, when: Moment, *, known_end: bool) -> None:
         self._server.daemon.evidence.client_ended(client.pid, when.at)
