@@ -108,7 +108,7 @@ class ClientEndings:
             if client.contexts and (client.pid != ending.pid or ending.pid == 0)
         )
         ended = (
-            other.gpus
+            other.gpus if other.pid else ()  # a client with PID 0 may have ended on any GPU
             for other in self._endings
             if other is not ending and other.at >= ending.at - policy.END_TO_FAULT_SECONDS[1]
         )

@@ -174,6 +174,7 @@ BOTH_RESET = FAULT.replace(
 )
 
 
+LOST = "Server failed to recevie command with status 806, assuming client"
 HANDLING = "00:06.768 S1909 Server is handling a fatal GPU error.\n"
 BLAMED_AGAIN = "00:06.768 S1909 Client {PID: PID_, Context: 2} encountered a fatal GPU error.\n"
 
@@ -259,12 +260,21 @@ def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> Non
 def test_a_client_whose_context_ends_late_in_the_log_is_no_company_of_itself() -> None:
     text = HOLDER
     for time, context in (("03.000", 1), ("03.195", 0)):
-        text += (
-            f"00:{time} S110 Server failed to recevie command with status 806, assuming client "
-            f"{{PID: 100, Context ID: {context}}} exit\n"
-        )
+        text += f"00:{time} S110 {LOST} {{PID: 100, Context ID: {context}}} exit\n"
     (server,) = read(text).servers
     assert [one.pid for one in server.clients if one.contexts] == [100]
     left = server.possible_unfinished_work
     assert left is not None
     assert (left.pid, left.seconds) == (100, 0.195)
+
+
+def test_of_clients_with_pid_0_that_end_together_it_is_unclear_which_left_work() -> None:
+    text = TWO_GPUS.removesuffix(client_on("00:01.500", 1905, 1909, GPU_TWO))
+    text = text.replace("PID: 1903", "PID: 0").replace("PID: 1904", "PID: 0")
+    context, process = "{PID: 0, Context ID: 1} exit\n", "{PID: 0, Context ID: 0} exit\n"
+    for time in ("00:03.000", "00:03.010"):
+        text += f"{time} S1909 {LOST} {context}{time} S1909 Client {context}"
+    for time in ("00:03.020", "00:03.200"):
+        text += f"{time} S1909 {LOST} {process}"
+    (server,) = read(text).servers
+    assert server.possible_unfinished_work is None
