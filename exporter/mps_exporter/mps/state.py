@@ -141,21 +141,16 @@ class DaemonState:
 
     def pids_to_watch(self) -> list[int]:
         """Return the processes, as the logs number them, whose exit no log shows in time."""
-        pids = []
-        for server in self.servers:
-            pids += [server.pid, *server.awaited_pids()]
+        pids = [pid for server in self.servers for pid in (server.pid, *server.awaited_pids())]
         pids += [entry.pid for entry in self.queue if not entry.dead]
         return [pid for pid in pids if pid]
 
     def pids_to_look_up(self) -> frozenset[int]:
         """Return the processes to search /proc for: queued, serving and connected processes."""
-        pids = {entry.pid for entry in self.queue}
+        pids = {*self.pids_to_watch(), *(entry.pid for entry in self.queue)}
+        pids.update(client.pid for server in self.servers for client in server.clients)
         if (handover := self.daemon.handover) is not None:
             pids.add(handover.pid)
-        for server in self.servers:
-            pids.add(server.pid)
-            pids.update(client.pid for client in server.clients)
-            pids.update(server.awaited_pids())
         return frozenset(pids - {0})
 
     def clients_to_map(self) -> list[int]:

@@ -69,13 +69,12 @@ class DaemonTracker:
         """
         merger, own_directory = self._merger, self.pipe_directory
         chunks = [chunk for chunk in observation.chunks if chunk.pipe_directory == own_directory]
-        busy = {chunk.log for chunk in chunks if chunk.log == "control"}
-        busy_servers = {chunk.server_name for chunk in chunks if chunk.log == "server"}
+        busy = {(chunk.log, chunk.server_name) for chunk in chunks}
         for log_state in observation.states:
             if log_state.pipe_directory == own_directory:
                 self.state.readable[log_state.log] = log_state.readable
-                if log_state.readable and log_state.log not in busy:
-                    merger.mark_idle(log_state.log, observation.at, busy_servers)
+                if log_state.readable:
+                    merger.mark_idle(log_state.log, observation.at, busy)
         for chunk in chunks:
             lost = 0 if chunk.history else chunk.lost_bytes
             self.state.counters.increment("mps_control_log_lost_bytes_total", lost, log=chunk.log)

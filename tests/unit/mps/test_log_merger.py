@@ -167,7 +167,7 @@ def test_a_server_s_log_that_is_not_read_yet_holds_the_others_back() -> None:
     early = at("00:01")
     sequencer.add_chunk(of_server("a", "", now=early, complete_until=early))
     sequencer.add_chunk(of_server("b", "00:02.000 S120 Startup", now=at("00:03")))
-    sequencer.mark_idle("server", at("00:03"), busy={"a", "b"})
+    sequencer.mark_idle("server", at("00:03"), busy={("server", "a"), ("server", "b")})
     assert out(sequencer, at("00:03")) == []
-    sequencer.mark_idle("server", at("00:04"), busy={"b"})
+    sequencer.mark_idle("server", at("00:04"), busy={("server", "b")})
     assert [entry.pid for entry in out(sequencer, at("00:04"))] == [120]
