@@ -264,7 +264,7 @@ def _limits(
     ratio = None
     per_context = environment.get(PER_CONTEXT_VARIABLE, "0") not in ("", "0")
     if allowed.ratio is not None and not per_context:
-        ratio = client_limits.effective_ratio(own.ratio, allowed.ratio)
+        ratio = min(own.ratio, allowed.ratio)
     fields: dict[str, Any] = {
         "active_thread_ratio": ratio,
         "sm_limit": _sm_limits(context, ratio, uuids),

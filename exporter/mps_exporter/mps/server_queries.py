@@ -69,9 +69,10 @@ class ServerAnswers:
 
 def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -> ServerAnswers:
     """Apply a probe; drop replies of servers that it does not list."""
-    reply = probe_reply(observation)
-    found = Partitioning()
+    reply, found = None, Partitioning()
     if observation is not None and observation.outcome is Outcome.OK:
+        replies = map(parse_probe, observation.exchanges)
+        reply = next((one for one in replies if isinstance(one, ProbeReply)), None)
         found = parse_lists(observation)
         # Details older than this probe are dropped: they are queried next.
         if found.protocol is not None and (answers.asked_at or 0.0) >= observation.at:
@@ -118,14 +119,6 @@ def _unexplained(
     """Return servers without a reply, and servers that only the list or only the log has."""
     listed = answers.probe.server_pids if answers.probe is not None else ()
     return (frozenset(requested) - answers.servers.keys()) | (frozenset(listed) ^ frozenset(logged))
-
-
-def probe_reply(observation: ControlObservation | None) -> ProbeReply | None:
-    """Return a v2 daemon's reply to a probe, else None."""
-    if observation is None or observation.outcome is not Outcome.OK:
-        return None
-    replies = map(parse_probe, observation.exchanges)
-    return next((reply for reply in replies if isinstance(reply, ProbeReply)), None)
 
 
 # ---------------------------------------------------------------------------- when to query
