@@ -264,7 +264,7 @@ def _merge_server(context: MergeContext, daemon: DaemonInputs, server_pid: int) 
     count = len(clients) if clients is not None else None
     state = reply.state
     if logged is not None and daemon.log_readable("server"):
-        count, state = logged.clients.count, logged.state
+        count, state = len(logged.clients), logged.state
     elif logged is not None:
         state = state or logged.state
     return Server(

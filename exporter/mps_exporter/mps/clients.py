@@ -91,9 +91,8 @@ class ServerClients:
     def __iter__(self) -> Iterator[TrackedClient]:
         return iter(list(self._clients.values()))
 
-    @property
-    def count(self) -> int:
-        """Client processes within the quota that are connected."""
+    def __len__(self) -> int:
+        """Return the number of client processes within the quota that are connected."""
         return len(self._clients)
 
     @property
@@ -293,7 +292,7 @@ class ServerClients:
 
     def disconnect_unnamed(self, when: Moment) -> None:
         """Remove a client with PID 0, or the only client: others are removed when they exit."""
-        self.disconnect(next(iter(self)).pid if self.count == 1 else 0, when)
+        self.disconnect(next(iter(self)).pid if len(self) == 1 else 0, when)
 
     def end(self, cause: str, when: Moment, *, ghost: bool) -> list[int]:
         """End all clients with their server (cause "": they are not lost); return the lost PIDs."""

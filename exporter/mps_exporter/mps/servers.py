@@ -99,10 +99,6 @@ class TrackedServer:
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
         return self.faults.endings.possible_unfinished_work
 
-    @property
-    def occupied(self) -> bool:
-        return self.clients.count > 0
-
     def set_owner(self, uid: int, _when: Moment) -> None:
         self.uid = uid if self.uid is None else self.uid
 
@@ -298,14 +294,14 @@ class TrackedServer:
         lost_at = self.daemon.server_log_lost_at
         log_lost = lost_at is not None and lost_at >= at - policy.SHUTDOWN_TIMEOUT_SECONDS
         seen = "its exit status cannot be seen" if status is None else f"exit status {status}"
-        if self.exiting or (self.finishing and not self.occupied):
+        if self.exiting or (self.finishing and not self.clients):
             return "requested", ""
         if self.ghost and not self.clients.may_have_context:
             return "ghost_ended", seen  # usually killed by an operator
         if self.failed_to_start:
             return "start_failed", f"{seen}, {self.failure}" if self.failure else seen
         orderly = self._had_to_end(at)
-        if log_lost and orderly and not self.occupied:
+        if log_lost and orderly and not self.clients:
             return "requested", ""
         if self.names_clients and self.has_log:  # its log would show an orderly end
             seen += ", no orderly end in server.log"

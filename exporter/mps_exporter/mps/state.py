@@ -68,8 +68,6 @@ class DaemonLifetime:
         self.died |= died
         self.quit_requested_at = None
         self.missing_credentials.clear()
-        if not died:
-            self.backoff_seconds = None
 
 
 class DaemonState:
@@ -196,7 +194,7 @@ class DaemonState:
         start = max(clock, self._counted_from_ms or 0)
         if to > start:
             for server in self.servers:
-                if server.occupied:
+                if server.clients:
                     self.counters.increment(
                         "mps_uid_holding_seconds_total", to - start, uid=server.uid
                     )
@@ -205,7 +203,7 @@ class DaemonState:
         self.clock_ms = max(to, clock)
 
     def _is_idle_while_waiting(self) -> bool:
-        busy = any(server.occupied or server.clients.admissions for server in self.servers)
+        busy = any(server.clients or server.clients.admissions for server in self.servers)
         return not busy and bool(self.queue.blocked_clients())
 
     def _occupants(self) -> set[Occupant]:
@@ -215,7 +213,7 @@ class DaemonState:
             found.update(("waited", wait.uid) for wait in server.ghost_waits())
             if server.ghost and not server.clients.may_have_context:
                 found.add(("ghost", server.uid))
-            elif server.occupied:
+            elif server.clients:
                 found.add(("held", server.uid))
         if self._is_idle_while_waiting():
             found.update(("idle", server.uid) for server in self.servers if not server.ghost)

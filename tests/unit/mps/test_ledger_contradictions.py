@@ -233,7 +233,6 @@ def test_law_whatever_the_log_says_counters_only_grow(
         tracker.update_liveness(now, lambda _pid, _at: living, daemon=living)  # noqa: B023 - at once
         tracker.advance_to(now + 30.0)
         view = tracker.state
-        assert all(server.clients.count >= 0 for server in view.servers)
         assert all(number >= 0 for number in numbers(view.counters).values())
 
 

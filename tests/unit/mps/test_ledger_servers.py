@@ -163,7 +163,7 @@ OLD = """
 def test_the_wording_of_2021() -> None:
     view = read(OLD)
     (server,) = view.servers
-    assert (server.clients.count, server.thread_ratio) == (2, 0.5)
+    assert (len(server.clients), server.thread_ratio) == (2, 0.5)
     text = OLD
     text += """
         00:05.000 S17 Receive command failed, assuming client exit
