@@ -398,7 +398,8 @@ class ServerLogReader:
                 return False
             server = servers.adopt(pid, when.at)
         server.has_log = True
-        server.has_all_lines |= name == "server_process"
+        if name == "server_process":
+            server.has_all_lines, server.may_be_deaf = True, False
         self.server = server
         return True
 

@@ -60,6 +60,7 @@ class TrackedServer:
     """Time at which its log shows a client without credentials: the client had died, or no file
     descriptor was free. Since then the server accepts no client (48 of 48 on an H200), and only
     serves its connected clients."""
+    may_be_deaf: bool = False  # Lines were lost since its last connection request.
     _counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=policy.MAX_RECENT))
     """Times of counted refusals whose status lines may follow."""
     _queued_dead: dict[int, bool] = field(default_factory=dict)
@@ -87,13 +88,14 @@ class TrackedServer:
         """Whether the server is a ghost whose process still exists.
 
         None if not known as a ghost while server.log, which alone excludes a ghost, cannot be
-        read; and for a deaf server whose clients may be at work, unlogged.
+        read or may have lost that line; and for a deaf server whose clients may be at work,
+        unlogged.
         """
         if self.deaf_since is not None and (self._hides_clients() or not self.ghost):
             return None
         if self.ghost:
             return self.missing_since is None
-        return False if self.daemon.readable["server"] else None
+        return False if self.daemon.readable["server"] and not self.may_be_deaf else None
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
@@ -176,7 +178,7 @@ class TrackedServer:
 
     def request_connection(self, _when: Moment) -> None:
         """Record a connection request. Its PID is not the client's; later lines have the PID."""
-        self.logs_pids = True
+        self.logs_pids, self.may_be_deaf = True, False
         if self.deaf_since is not None:  # never seen: it accepts clients after all
             self.ghost, self.deaf_since = False, None
 

@@ -242,7 +242,7 @@ class DaemonState:
         if log == "server":
             self.server_log_lost_at = at
             for server in self.servers:
-                server.has_all_lines = False
+                server.has_all_lines, server.may_be_deaf = False, True
 
     def daemon_started(self, pid: int, when: Moment) -> None:
         """Record a control daemon's start, which ends the last daemon."""

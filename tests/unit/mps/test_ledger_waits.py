@@ -172,6 +172,16 @@ def test_a_deaf_server_with_clients_that_may_be_unseen_is_not_called_a_ghost(uns
     assert server.is_ghost is False
 
 
+def test_a_server_whose_line_without_credentials_may_be_lost_is_not_called_healthy() -> None:
+    tracker = start(HOLDER)
+    (server,) = tracker.state.servers
+    assert server.is_ghost is False
+    tracker.state.lines_lost("server", at("00:02.000"))
+    assert server.is_ghost is None
+    more(tracker, ACCEPTS)
+    assert server.is_ghost is False
+
+
 # ---------------------------------------------------------------- what grows between lines
 
 
