@@ -32,14 +32,12 @@ def logged(
     *servers: LoggedServer,
     devices: Mapping[int, str] | None = None,
     waits: Iterable[Wait] = (),
-    server_log_lost_at: float | None = None,
     read_until: float = 9.0,
     **daemon: Any,
 ) -> DaemonState:
     """The state of a daemon whose two logs can be read."""
     state = DaemonState()
     state.readable["control"] = state.readable["server"] = True
-    state.server_log_lost_at = server_log_lost_at
     state.advance_to(read_until)
     for ordinal, uuid in (devices or {}).items():
         state.gpus.add_ordinal(ordinal, uuid, 0.0)
@@ -50,7 +48,7 @@ def logged(
         setattr(state.daemon, name, value)
     for one in servers:
         server = state.servers.adopt(one.pid, one.started_at)
-        known = {"uid": one.uid, "ready_at": 2.5, "start_unknown": False, "has_first_line": True}
+        known = {"uid": one.uid, "ready_at": 2.5, "start_unknown": False, "has_all_lines": True}
         for name, value in (known | dict(one.attributes)).items():
             setattr(server, name, value)
         for connected in one.clients:

@@ -198,7 +198,7 @@ def shown(state: DaemonState, now: float = 0.0) -> tuple[Any, ...]:
             *(server.pid, server.uid, server.started_at, server.ready_at, server.state),
             *(server.thread_ratio, dict(server.memory_limits), set(server.devices)),
             *(server.client_limit, server.is_ghost, server.possible_unfinished_work),
-            *(server.clients.count, server.start_unknown, server.clients.unfollowed),
+            *(len(server.clients), server.start_unknown, server.clients.unfollowed),
             [
                 (
                     *(one.pid, one.uid, one.connected_at, one.state, one.contexts_by_gpu),

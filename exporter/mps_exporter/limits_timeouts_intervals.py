@@ -325,7 +325,7 @@ full quota, 3 MB with this one."""
 MAX_LIST_ROWS = 1024  # Rows read of a list of the control tool; further rows are counted.
 MAX_QUOTED_OUTPUT = 200  # Maximum length of the control tool's output in a message.
 MIN_QUERY_AGE_SECONDS = 1.0  # Minimum age of a queried server: its first lines may be unread.
-QUERY_RETRY_INTERVAL_SECONDS = 60.0  # Interval of queries about unexplained servers; doubles.
+QUERY_RETRY_INTERVAL_SECONDS = 60.0  # Interval of queries about unexplained servers.
 LOG_PRECEDENCE_SECONDS = 2.0  # Age up to which the log, not a reply, decides on an event.
 CONTRADICTION_CONFIRM_SECONDS = 10.0  # Minimum time between two replies that prove a lost line.
 

@@ -380,9 +380,9 @@ class Client:
     pid_namespace: int | None = None
     limit_source: LimitSource = "unknown"
     """Owner of the lower active thread percentage; "per_context" if each context has one, "unknown"
-    if the environment is not readable, or the GPU of the memory limit is unknown. All limits of a
-    client are upper bounds: a program may lower its own at its start (os.environ), invisibly from
-    outside."""
+    if the environment is not readable, or the server's percentage or the GPU of the memory limit is
+    unknown. All limits of a client are upper bounds: a program may lower its own at its start
+    (os.environ), invisibly from outside."""
     environment_readable: bool | None = None
     joined_by: JoinReason | None = None  # None if the environment is not readable.
     limiter: str = ""  # See ProcessFacts.

@@ -256,11 +256,13 @@ def blame(moment: Moment) -> Iterator[str]:
         for server in () if daemon.truth.unknowable else shown.servers:
             real = daemon.server
             true = real is not None and real.ghost
-            # A later exporter may not know it.
-            if bool(server.ghost) != true and (server.ghost or shown in first):
+            # A later exporter may not know it, nor one whose log was cut: lines may be lost.
+            cut = server.ghost is None and daemon.truncations["server"]
+            if bool(server.ghost) != true and (server.ghost or (shown in first and not cut)):
                 yield f"{daemon.key}: ghost of server {server.pid} is {server.ghost}, not {true}"
             work = real.abandoned_work.values() if real is not None and not real.torn else ()
-            if any(_ended_alone(one) for one in work) and shown in first and not warned:
+            alone = any(_ended_alone(one) for one in work)
+            if alone and shown in first and not (warned or server.ghost):
                 yield f"{daemon.key}: nothing warns of unfinished work"
             left = server.possible_unfinished_work
             if left is not None and left.pid not in leavers:

@@ -150,6 +150,7 @@ class Play:
                 one.exists,
                 one.server,
                 {name: dict(one.truth.numbers.get(name, {})) for name in EVENTS},
+                one.server and [len(client.contexts) for client in one.server.clients],
             )
             for one in self.world.daemons.values()
         ]

@@ -266,8 +266,8 @@ class World:
         if (ended := self.directs.pop(action.target, None)) is not None:
             self.end_process(ended)
             return
-        if not action.values:
-            return  # its start is not in a shortened history
+        if action.values.get("gpu", 1 << 10) >= len(self.gpus):
+            return  # its start, or that of the GPU, is not in a shortened history
         number = int(action.target[1:])
         self.directs[action.target] = direct = Direct(
             pid=FIRST_DIRECT_PID + number,

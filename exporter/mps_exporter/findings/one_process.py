@@ -578,8 +578,9 @@ def _limits_before_context(one: Subject, daemon: ControlDaemon) -> Checks:
             _NO_MEMORY,
         )
     text = one.environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-    own = client_limits.parse_active_thread_percentage(text).ratio
-    ratio = client_limits.effective_ratio(own, daemon.default_active_thread_ratio)
+    own = client_limits.parse_active_thread_percentage(text)
+    default = daemon.default_active_thread_ratio
+    ratio = min(own.ratio, 1.0 if default is None else default)
     for gpu in one.snapshot.gpus:
         sms = gpu.observation.sm_count
         old = (gpu.observation.compute_capability or HOPPER) < HOPPER

@@ -1,10 +1,10 @@
 """The clients of a server: who they are, and what they may use."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.mps import client_limits
@@ -16,7 +16,6 @@ from mps_exporter.mps.tool_commands import ServerReply
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import (
     Client,
-    ClientState,
     JoinReason,
     Namespace,
     NamespaceClient,
@@ -24,8 +23,6 @@ from mps_exporter.snapshot import (
     Partitioning,
     SmPartition,
 )
-
-T = TypeVar("T")
 
 PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
 PER_CONTEXT_VARIABLE = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
@@ -40,15 +37,11 @@ class AllowedLimits(NamedTuple):
     memory: Mapping[str, int] = MappingProxyType({})  # GPU UUID -> bytes.
 
 
-class _ClientInputs(NamedTuple):
+class _Listed(NamedTuple):
     """One client as the log or the control tool shows it."""
 
-    pid: int  # On this host; 0 if unknown.
-    contexts: Mapping[str, int]  # GPU UUID -> contexts.
+    client: Client
     allowed: AllowedLimits | None  # The limits in force when it connected; None if unknown.
-    uid: int | None = None
-    connected_at: float | None = None
-    state: tuple[ClientState | None, float | None] = (None, None)  # Its state, and since when.
 
 
 def server_limits(
@@ -79,52 +72,62 @@ def merge_clients(
     """Return a server's clients, with host PIDs (0 if unknown); None if no source lists them."""
     devices = daemon.device_uuids()
     if logged is not None and daemon.log_readable("server"):
-        clients = [_logged_client(devices, client, allowed) for client in logged.clients]
+        found = [_logged_client(devices, one, server_pid, allowed) for one in logged.clients]
     elif reply.client_pids is not None:
         uid = logged.uid if logged is not None else None
-        clients = _replied_clients(devices, reply, allowed, uid)
+        contexts = _contexts_by_pid(devices, reply)
+        clients = (Client(pid, server_pid, uid, contexts=contexts[pid]) for pid in contexts)
+        found = [_Listed(client, allowed) for client in clients]
     else:
         return None
     if daemon.facts.has_own_pid_namespace:
-        clients = [client._replace(pid=context.host_pid(daemon, client.pid)) for client in clients]
-    if any(client.pid == 0 for client in clients):
-        clients = _resolve_pid0_clients(context, clients, server_pid)
-    return tuple(_merge_client(context, client, daemon, server_pid) for client in clients)
+        found = [
+            one._replace(client=replace(one.client, pid=context.host_pid(daemon, one.client.pid)))
+            for one in found
+        ]
+    if any(client.pid == 0 for client, _ in found):
+        found = _resolve_pid0_clients(context, found, server_pid)
+    return tuple(_merge_client(context, daemon, *one) for one in found)
 
 
 def _logged_client(
-    devices: Mapping[int, str], client: TrackedClient, allowed: AllowedLimits
-) -> _ClientInputs:
-    if client.thread_ratio is not None:
-        allowed = allowed._replace(ratio=client.thread_ratio)
-    if client.memory_limits is not None:
-        allowed = allowed._replace(memory=by_uuid(devices, client.memory_limits))
-    contexts, state = client.contexts_by_gpu, client.state
-    return _ClientInputs(client.pid, contexts, allowed, client.uid, client.connected_at, state)
+    devices: Mapping[int, str], logged: TrackedClient, server_pid: int, allowed: AllowedLimits
+) -> _Listed:
+    if logged.thread_ratio is not None:
+        allowed = allowed._replace(ratio=logged.thread_ratio)
+    if logged.memory_limits is not None:
+        allowed = allowed._replace(memory=by_uuid(devices, logged.memory_limits))
+    state, since = logged.state
+    known: dict[str, Any] = {
+        "connected_at": logged.connected_at,
+        "state": state,
+        "state_since": since,
+    }
+    contexts = logged.contexts_by_gpu
+    return _Listed(Client(logged.pid, server_pid, logged.uid, contexts=contexts, **known), allowed)
 
 
-def _replied_clients(
-    devices: Mapping[int, str], reply: ServerReply, allowed: AllowedLimits, uid: int | None
-) -> list[_ClientInputs]:
+def _contexts_by_pid(devices: Mapping[int, str], reply: ServerReply) -> dict[int, dict[str, int]]:
+    """Return PID of each client -> GPU UUID -> contexts."""
     contexts: dict[int, dict[str, int]] = {pid: {} for pid in reply.client_pids or ()}
     for ordinal, counts in (reply.contexts or {}).items():
         if ordinal in devices:
             for pid in counts.keys() & contexts.keys():
                 contexts[pid][devices[ordinal]] = counts[pid]
-    return [_ClientInputs(pid, by_gpu, allowed, uid) for pid, by_gpu in contexts.items()]
+    return contexts
 
 
 def _resolve_pid0_clients(
-    context: MergeContext, clients: list[_ClientInputs], server_pid: int
-) -> list[_ClientInputs]:
+    context: MergeContext, clients: Sequence[_Listed], server_pid: int
+) -> list[_Listed]:
     """Find the PIDs of clients that a daemon in its own PID namespace calls PID 0.
 
     If NVML lists as many unidentified MPS processes of a user on the server's GPUs as the server
-    has such clients of this user, these are the clients; else it is unknown which of them are. If
-    GPUs do not tell clients apart, only facts that are equal in all are known. A client that a
-    fault hit may have left NVML's list, and another process may be there instead.
+    has such clients of this user, these are the clients; else it is unknown which of them are. Only
+    facts that are equal in all are known. A client that a fault hit may have left NVML's list, and
+    another process may be there instead.
     """
-    known = context.known_pids | {server_pid} | {one.pid for one in clients}
+    known = context.known_pids | {server_pid} | {client.pid for client, _ in clients}
     listed: dict[int | None, dict[int, dict[str, int]]] = {}
     for gpu in context.gpus.values():
         compute, mps = (
@@ -135,60 +138,45 @@ def _resolve_pid0_clients(
             process = context.processes.get(pid)
             of_user = listed.setdefault(None if process is None else process.uid, {})
             of_user.setdefault(pid, {})[gpu.uuid] = 1
-    resolved = [one for one in clients if one.pid]
-    for uid in dict.fromkeys(one.uid for one in clients if not one.pid):
-        unnamed = [one for one in clients if not one.pid and one.uid == uid]
+    resolved = [one for one in clients if one.client.pid]
+    for uid in dict.fromkeys(client.uid for client, _ in clients if not client.pid):
+        unnamed = [one for one in clients if not one.client.pid and one.client.uid == uid]
         found = listed.get(uid, {})
-        torn_down = any(one.state[0] == "torn_down" for one in unnamed)
+        torn_down = any(client.state == "torn_down" for client, _ in unnamed)
         if None in listed or len(unnamed) != len(found) or torn_down:
             resolved += unnamed
         else:
-            resolved += _with_pids(unnamed, found)
+            allowed = _common(allowed for _, allowed in unnamed)
+            facts = {
+                name: _common(getattr(client, name) for client, _ in unnamed)
+                for name in ("connected_at", "state", "state_since")
+            }
+            resolved += [
+                _Listed(Client(pid, server_pid, uid, contexts=gpus, **facts), allowed)
+                for pid, gpus in sorted(found.items())
+            ]
     return resolved
 
 
-def _with_pids(
-    unnamed: list[_ClientInputs], found: Mapping[int, Mapping[str, int]]
-) -> Iterator[_ClientInputs]:
-    clients = sorted(unnamed, key=lambda one: sorted(one.contexts))
-    processes = sorted(found.items(), key=lambda one: (sorted(one[1]), one[0]))
-    same = [sorted(one.contexts) for one in clients] == [sorted(gpus) for _, gpus in processes]
-    for one, (pid, gpus) in zip(clients, processes, strict=True):
-        alike = [each for each in clients if not same or each.contexts.keys() == gpus.keys()]
-        yield one._replace(
-            pid=pid,
-            contexts=gpus,
-            allowed=_common(each.allowed for each in alike),
-            connected_at=_common(each.connected_at for each in alike),
-            state=_common(each.state for each in alike)
-            or (_common(each.state[0] for each in alike), None),
-        )
-
-
-def _common(values: Iterable[T | None]) -> T | None:
+def _common(values: Iterable[Any]) -> Any:
     """Return the common value, or None."""
     first, *others = values
     return first if all(one == first for one in others) else None
 
 
 def _merge_client(
-    context: MergeContext, inputs: _ClientInputs, daemon: DaemonInputs, server_pid: int
+    context: MergeContext, daemon: DaemonInputs, client: Client, allowed: AllowedLimits | None
 ) -> Client:
-    process = context.process(daemon.facts, inputs.pid)
-    state, state_since = inputs.state
+    process = context.process(daemon.facts, client.pid)
     if process is None and daemon.facts.limited:
         # The log of an ordinary user may claim any state of a process that is not that user's.
-        state = state_since = None
-    return Client(
-        pid=inputs.pid,
-        server_pid=server_pid,
-        connected_at=inputs.connected_at,
-        state=state,
-        state_since=state_since,
-        contexts=inputs.contexts,
-        memory_used_bytes=context.memory_used(inputs.pid),
-        **_process_fields(context, inputs.uid, process, daemon.facts.process),
-        **_limits(context, inputs, None if process is None else process.mps_environment),
+        client = replace(client, state=None, state_since=None)
+    environment = None if process is None else process.mps_environment
+    return replace(
+        client,
+        memory_used_bytes=context.memory_used(client.pid),
+        **_process_fields(context, client.uid, process, daemon.facts.process),
+        **_limits(context, allowed, tuple(client.contexts), environment),
     )
 
 
@@ -260,10 +248,12 @@ def _daemon_gpus(context: MergeContext, daemon: DaemonInputs) -> DaemonGpus:
 
 
 def _limits(
-    context: MergeContext, inputs: _ClientInputs, environment: Mapping[str, str] | None
+    context: MergeContext,
+    allowed: AllowedLimits | None,
+    uuids: tuple[str, ...],
+    environment: Mapping[str, str] | None,
 ) -> dict[str, Any]:
     """Return a client's limits, the lower of its own and those at connection; {} if unknown."""
-    allowed, uuids = inputs.allowed, tuple(inputs.contexts)
     if environment is None or allowed is None:
         return {}  # unknown whether the client lowered its own limits
     percentage = environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
@@ -274,7 +264,7 @@ def _limits(
     ratio = None
     per_context = environment.get(PER_CONTEXT_VARIABLE, "0") not in ("", "0")
     if allowed.ratio is not None and not per_context:
-        ratio = client_limits.effective_ratio(own.ratio, allowed.ratio)
+        ratio = min(own.ratio, allowed.ratio)
     fields: dict[str, Any] = {
         "active_thread_ratio": ratio,
         "sm_limit": _sm_limits(context, ratio, uuids),
@@ -285,13 +275,14 @@ def _limits(
         "memory_limit_ignored": memory_text if own_memory.ignored else None,
     }
     if own_memory.bytes_by_uuid is not None:
-        fields["limit_source"] = "server" if ratio in (None, allowed.ratio) else "client"
         limits = own_memory.bytes_by_uuid, allowed.memory
         fields["memory_limit_bytes"] = {
             uuid: min(known)
             for uuid in uuids
             if (known := [memory[uuid] for memory in limits if uuid in memory])
         }
+        if ratio is not None:
+            fields["limit_source"] = "server" if ratio == allowed.ratio else "client"
     if per_context:
         fields["limit_source"] = "per_context"
     return fields
@@ -325,8 +316,8 @@ def merge_listed_client(
     namespaces = {(one.server_name, one.name): one for one in found.rows(Namespace)}
     namespace = namespaces.get((listed.server_name, listed.namespace or ""))
     limits = _namespace_limits(found, listed, namespace)
-    inputs = _ClientInputs(listed.pid, dict.fromkeys(listed.devices, 1), limits)
-    client = _merge_client(context, inputs, daemon, server_pid)
+    client = Client(listed.pid, server_pid, contexts=dict.fromkeys(listed.devices, 1))
+    client = _merge_client(context, daemon, client, limits)
     unlimited = client.memory_limit_ignored is not None or namespace is None
     return replace(
         client,

@@ -262,14 +262,17 @@ def _merge_server(context: MergeContext, daemon: DaemonInputs, server_pid: int) 
     # The log of an ordinary user's daemon may call any process its server.
     unproved = not confirmed and daemon.facts.limited
     count = len(clients) if clients is not None else None
+    state = reply.state
     if logged is not None and daemon.log_readable("server"):
-        count = logged.clients.count
+        count, state = len(logged.clients), logged.state
+    elif logged is not None:
+        state = state or logged.state
     return Server(
         pid=pid,
         uid=uid,
         user=context.user(uid),
         start_time_seconds=process.start_time_seconds if process is not None else started,
-        state=logged.state if logged is not None else reply.state,
+        state=state,
         ghost=logged.is_ghost if logged is not None and not unproved else None,
         clients_connected=count,
         contexts=contexts,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.mps.state import DaemonState
+from mps_exporter.mps.xid_faults import pci_address
 from mps_exporter.observations import (
     CgroupMemory,
     ControlObservation,
@@ -161,21 +162,16 @@ def _cgroup_memory(
 ) -> dict[str, dict[str, CgroupMemory]]:
     """Return path of a control group -> GPU UUID -> its memory, for the GPUs that NVML shows."""
     uuids = {
-        _pci(gpu.pci_bus_id): gpu.uuid
+        pci_address(gpu.pci_bus_id): gpu.uuid
         for gpu in gpus
         if gpu.pci_bus_id is not None and gpu.parent_uuid is None
     }
     found: dict[str, dict[str, CgroupMemory]] = {}
     for memory in processes.cgroup_memory:
-        uuid = uuids.get(_pci(memory.pci_bus_id))
+        uuid = uuids.get(pci_address(memory.pci_bus_id))
         if uuid is not None:
             found.setdefault(memory.path, {})[uuid] = memory
     return found
-
-
-def _pci(address: str) -> str:
-    """Return a PCI address in lower case, with 8 digits of domain: 00000000:02:00.0."""
-    return address.lower().rjust(len("00000000:02:00.0"), "0")
 
 
 def _gpu_indexes(gpus: Iterable[GpuObservation], daemons: Iterable[DaemonInputs]) -> dict[str, str]:

@@ -76,7 +76,7 @@ def _known_clients(daemons: Sequence[Known], at: float) -> set[int] | None:
     if not complete or any(daemon.dropped_clients for daemon, _ in daemons):
         return None
     hangs = any((one.state.clock_ms or 0) < at * 1000.0 for one in inputs)  # a log read hangs
-    if hangs or any(server.may_miss_lines() for one in inputs for server in one.state.servers):
+    if hangs or not all(server.has_all_lines for one in inputs for server in one.state.servers):
         return None
     # Replies about living servers list clients, too, by their PIDs in the daemon's namespace.
     # Replies about ended servers may list the clients left behind.

@@ -159,7 +159,7 @@ def context_limit(
 class ThreadPercentage:
     """The effect of a client's CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."""
 
-    ratio: float | None = None  # Fraction of the SMs between 0 and 1; None without a limit.
+    ratio: float = 1.0  # Fraction of the SMs above 0; 1 without a limit.
     ignored: bool = False  # The variable is set, and CUDA silently ignores its value.
 
 
@@ -173,29 +173,16 @@ def parse_active_thread_percentage(text: str | None) -> ThreadPercentage:
 
     Measured: CUDA reads the number at the start of the text, as C's strtod does ("50%", "50,5" and
     "0x32" are 50). Numbers above 0 and below 100 limit, however small. With 100, any other number
-    or text the client may use all SMs; no message is printed.
+    or text the client may use all SMs; no message is printed. The lower of the client's limit and
+    the server's limit at the time of the connection holds (server 50 %, client 90 %: 50 %).
     """
-    if text is None:
-        return ThreadPercentage()
-    found = _NUMBER.match(text)
+    found = _NUMBER.match("100" if text is None else text)
     if found is None:
         return ThreadPercentage(ignored=True)
     percentage = float.fromhex(found[1]) if found["hex"] else float(found[1])
-    if percentage == 100.0:
-        return ThreadPercentage()
-    if not 0.0 < percentage < 100.0:
+    if not 0.0 < percentage <= 100.0:
         return ThreadPercentage(ignored=True)
-    return ThreadPercentage(ratio=percentage / 100.0)
-
-
-def effective_ratio(client: float | None, server: float | None) -> float | None:
-    """Return the fraction of the SMs in force: the lower of the client's and the server's.
-
-    The server's limit at the time of the connection counts. Measured: server 50 %, client 90 % ->
-    50 %. None if neither is known.
-    """
-    known = [ratio for ratio in (client, server) if ratio is not None]
-    return min(known, default=None)
+    return ThreadPercentage(percentage / 100.0)
 
 
 def sms_of_ratio(

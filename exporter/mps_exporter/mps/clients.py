@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -74,55 +74,6 @@ class TrackedClient:
             when.add_incident(incident)
 
 
-class Associations:
-    """Contexts of one server that have no GPU yet, oldest first.
-
-    server.log names the GPU without the context:
-
-        Client {PID: 440, Context ID: 1} connected
-        Device NVIDIA H200 (uuid GPU-5e4dfbf1-...) is associated        with an unnamed context
-        Status of client {PID: 440, Context ID: 1} is ACTIVE            that context
-
-    The GPU is assigned to the oldest context without a GPU. The server's threads write in any
-    order, so the status line that follows corrects the assignment.
-    """
-
-    def __init__(self, clients: Mapping[int, TrackedClient]) -> None:
-        self._clients = clients
-        self._waiting: deque[tuple[int, int]] = deque(maxlen=policy.MAX_CONTEXTS)
-        """(key of the client, context ID)."""
-        self._last: tuple[int, int] | None = None  # Context of the last GPU, until a status line.
-
-    def add(self, key: int, context: int) -> None:
-        self._waiting.append((key, context))
-
-    def associate(self, uuid: str) -> None:
-        """Assign a GPU to the oldest context without a GPU."""
-        if not self._waiting:
-            return
-        key, context = self._waiting.popleft()
-        client = self._clients.get(key)
-        if client is not None and context in client.contexts:
-            client.contexts[context] = uuid
-            self._last = key, context
-
-    def confirm(self, pid: int, context: int, *, active: bool) -> None:
-        """Apply a context's status: the last GPU belongs to the ACTIVE context."""
-        guessed, self._last = self._last, None
-        actual = (pid, context)
-        if not active or pid == 0 or guessed is None or guessed == actual:
-            return
-        own, other = self._clients.get(pid), self._clients.get(guessed[0])
-        if own is None or other is None or own.contexts.get(context) != "":
-            return
-        own.contexts[context] = other.contexts.get(guessed[1], "")
-        if guessed[1] in other.contexts:
-            other.contexts[guessed[1]] = ""
-            self._waiting.appendleft(guessed)
-        if actual in self._waiting:
-            self._waiting.remove(actual)
-
-
 class ServerClients:
     """The clients of one server."""
 
@@ -132,19 +83,17 @@ class ServerClients:
         self.ever_connected = False
         self._server = server
         self._clients: dict[int, TrackedClient] = {}
-        self.associations = Associations(self._clients)
+        self._associated: list[str] = []  # GPUs of contexts without a status line, oldest first.
         self._unnamed_key = 0
-        self._unnamed_disconnections = 0  # Clients that disconnected without the log showing which.
         self._terminating_pid: int | None = None
         self._handover_counted = False
 
     def __iter__(self) -> Iterator[TrackedClient]:
         return iter(list(self._clients.values()))
 
-    @property
-    def count(self) -> int:
-        """Client processes within the quota that are connected."""
-        return len(self._clients) - self._unnamed_disconnections
+    def __len__(self) -> int:
+        """Return the number of client processes within the quota that are connected."""
+        return len(self._clients)
 
     @property
     def may_have_context(self) -> bool:
@@ -192,13 +141,6 @@ class ServerClients:
         if not self._server.names_clients:
             self.connect(entry.pid, when)
 
-    def readmit(self, pid: int) -> None:
-        """Record that the daemon sends a client to the server again, for a context."""
-        client = self._clients.get(pid)
-        if client is not None and not self._server.names_clients:
-            client.had_context = True
-        self.admissions.mark_for_context(pid)
-
     def connect_admitted(self, when: Moment) -> None:
         """Count all admitted clients as connected: the server's log names no client."""
         for entry in self.admissions:
@@ -225,7 +167,6 @@ class ServerClients:
             thread_ratio=server.thread_ratio,
             memory_limits=None if server.start_unknown else server.memory_limits,
         )
-        client.had_context = client.inferred and wait is not None and wait.for_context
         if not self._add(client):
             return None
         when.increment("mps_client_connections_total", uid=uid)
@@ -271,8 +212,21 @@ class ServerClients:
         if context not in client.contexts and len(client.contexts) < policy.MAX_CONTEXTS:
             client.contexts[context] = ""
             client.creating[context] = when.at
-            self.associations.add(client.key, context)
         return True
+
+    def associate(self, uuid: str) -> None:
+        """Keep the GPU of a context until the context's status line, the next of its thread.
+
+        Client {PID: 440, Context ID: 1} connected
+        Device NVIDIA H200 (uuid GPU-5e4dfbf1-...) is associated
+        Status of client {PID: 440, Context ID: 1} is ACTIVE
+        """
+        creating = sum(len(client.creating) for client in self)
+        self._associated = [*self._associated, uuid][-creating:] if creating else []
+
+    def take_associated(self) -> str:
+        """Return the oldest GPU without a context, "" if none: a context's status line follows."""
+        return self._associated.pop(0) if self._associated else ""
 
     def is_new_context(self, pid: int, context: int) -> bool:
         """Return whether the client is known, but this context is new."""
@@ -283,8 +237,10 @@ class ServerClients:
         """Mark a context that was being created as ACTIVE. Return False if there is none."""
         candidates = self._unnamed() if pid == 0 else [self._clients.get(pid)]
         client = next((one for one in candidates if one and context in one.creating), None)
+        uuid = self.take_associated()
         if client is None:
             return False
+        client.contexts[context] = uuid
         del client.creating[context]
         client.had_context = True
         client.unmapped = True
@@ -298,6 +254,7 @@ class ServerClients:
         client = self.find(pid, context)
         if client is None:
             return
+        self._server.daemon.evidence.client_ending(client.pid, when.at)
         client.contexts.pop(context, None)
         client.creating.pop(context, None)
         if client.terminating:
@@ -333,32 +290,14 @@ class ServerClients:
         client.from_control_tool = True
         self.disconnect(client.pid, when)
 
-    def confirm_exit(self, client: TrackedClient, when: Moment) -> None:
-        """Remove a client whose process has exited without a log line that names the client."""
-        if self._unnamed_disconnections:
-            self._unnamed_disconnections -= 1  # counted when it disconnected
-            self.admissions.admitted.pop(client.pid, None)
-            del self._clients[client.key]
-        else:
-            self.drop(client, when)
-
     def disconnect_unnamed(self, when: Moment) -> None:
-        if self.count <= 0:
-            return
-        if self.count == 1 and len(self._clients) == 1:
-            self.disconnect(next(iter(self)).pid, when)
-            return
-        self._unnamed_disconnections += 1
-        when.increment("mps_client_disconnections_total", uid=self._server.uid)
-        if self.count == 0:
-            self._clients.clear()
-            self.admissions.admitted.clear()
-            self._unnamed_disconnections = 0
+        """Remove a client with PID 0, or the only client: others are removed when they exit."""
+        self.disconnect(next(iter(self)).pid if len(self) == 1 else 0, when)
 
     def end(self, cause: str, when: Moment, *, ghost: bool) -> list[int]:
         """End all clients with their server (cause "": they are not lost); return the lost PIDs."""
         lost = []
-        for client in list(self)[self._unnamed_disconnections :]:
+        for client in self:
             if not client.lost and self._lost_with_server(client, cause, ghost=ghost):
                 client.lose(cause, when)
                 lost.append(client.pid)
@@ -369,8 +308,10 @@ class ServerClients:
     def _lost_with_server(self, client: TrackedClient, cause: str, *, ghost: bool) -> bool:
         if not cause or client.leaving or (ghost and client.wait is not None):
             return False  # the waiting client never had a context: its wait is abandoned
-        # Without server.log, clients that remain at an orderly end have most likely ended before.
-        return cause != "terminated" or (self._server.names_clients and client.had_context)
+        if self._server.names_clients:
+            return cause != "terminated" or client.had_context
+        # Clients that remain at an orderly end have most likely ended before.
+        return cause != "terminated" and client.missing_since is None
 
     def _count_end(self, client: TrackedClient, when: Moment, *, known_end: bool) -> None:
         self._server.daemon.evidence.client_ended(client.pid, when.at)

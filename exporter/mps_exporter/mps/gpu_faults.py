@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.mps.incidents_and_counters import Moment
@@ -108,7 +108,7 @@ class ClientEndings:
             if client.contexts and (client.pid != ending.pid or ending.pid == 0)
         )
         ended = (
-            other.gpus
+            other.gpus if other.pid else ()  # a client with PID 0 may have ended on any GPU
             for other in self._endings
             if other is not ending and other.at >= ending.at - policy.END_TO_FAULT_SECONDS[1]
         )
@@ -376,21 +376,20 @@ class ServerFaults:
             proof = "unit"
         else:
             ended_before = self.endings.before(fault.at, fault.uuids)
-        incident = replace(
-            self._incident(fault, fault.at, "fault"),
-            kind="unfinished_work" if verdict.cause == "unfinished_work" else "fault",
+        self._add_incident(
+            fault,
+            fault.when,
+            "unfinished_work" if verdict.cause == "unfinished_work" else "fault",
             pids=tuple(fault.victims),
             blamed_pid=min((pid for pid, _ in fault.blamed), default=None),
             caused_by_pids=tuple(owner.pid for owner in verdict.owners),
             proof=proof,
             ended_before=ended_before,
         )
-        fault.when.add_incident(incident)
 
     def _report_recovery(self, fault: Fault, when: Moment) -> None:
-        incident = self._incident(fault, when.at, "fault_recovered")
-        when.add_incident(replace(incident, seconds=when.at - fault.at))
+        self._add_incident(fault, when, "fault_recovered", seconds=when.at - fault.at)
 
-    def _incident(self, fault: Fault, at: float, kind: IncidentKind) -> Incident:
+    def _add_incident(self, fault: Fault, when: Moment, kind: IncidentKind, **more: Any) -> None:
         uuids, server = tuple(filter(None, fault.uuids)), self._server
-        return Incident(at, kind, server_pid=server.pid, uid=server.uid, gpu_uuids=uuids)
+        when.add_incident(Incident(when.at, kind, server.pid, server.uid, gpu_uuids=uuids, **more))

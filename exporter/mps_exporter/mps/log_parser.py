@@ -31,6 +31,7 @@ from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.mps.log_wordings import (
     CONTINUATION,
     CONTROL_LINES,
+    LINES_LOST,
     NUMBER,
     SERVER_LINES,
     UNRECOGNIZED,
@@ -106,41 +107,36 @@ def _event(shapes: Shapes, message: str) -> Event:
 # ------------------------------------------------------------------ both logs, in order
 
 
+_Name = tuple[LogName, str]  # Log, and name of the MPS v3 server that owns it, or "".
+
+
 class LogMerger:
     """Merges control.log and the logs of the servers of one daemon."""
 
     def __init__(self, readable: dict[LogName, bool]) -> None:
         """`readable`: log -> whether it can be followed; if not, it holds nothing back."""
         self._readable = readable
-        # Server first: if timestamps are equal, its lines go before the daemon's.
-        self._servers = {"": _LogBuffer("server")}
-        """Logs by name of the server; all servers of a v2 daemon have one log."""
-        self._control = _LogBuffer("control")
-
-    @property
-    def _logs(self) -> tuple[_LogBuffer, ...]:
-        return (*self._servers.values(), self._control)
+        self._logs = {name: _LogBuffer(name[0]) for name in (("server", ""), ("control", ""))}
+        """Logs by name and server; all servers of a v2 daemon have one log. The daemon's log is the
+        last: if timestamps are equal, the servers' lines go before the daemon's."""
 
     def add_chunk(self, chunk: LogChunk) -> None:
         """Add bytes of one of the logs, in the order in which they were read."""
-        log = self._control
-        if chunk.log == "server":
-            log = self._servers.setdefault(chunk.server_name, _LogBuffer("server"))
+        name = chunk.log, chunk.server_name
+        if name not in self._logs:
+            self._logs = {name: _LogBuffer(chunk.log), **self._logs}
         self._readable[chunk.log] = True
-        log.add_chunk(chunk)
+        self._logs[name].add_chunk(chunk)
 
-    def mark_idle(self, log: LogName, until: float, busy: Collection[str] = ()) -> None:
-        """Record that a log, except of `busy` servers, had no new data at this Unix time."""
-        if log == "control":
-            self._control.mark_idle(until)
-            return
-        for name, buffer in self._servers.items():
-            if name not in busy:
+    def mark_idle(self, log: LogName, until: float, busy: Collection[_Name] = ()) -> None:
+        """Record that a log, except the `busy` logs, had no new data at this Unix time."""
+        for name, buffer in self._logs.items():
+            if name[0] == log and name not in busy:
                 buffer.mark_idle(until)
 
     def pop_ready(self, now: float) -> Iterator[LogEntry]:
         """Yield the entries whose order is certain, or that are overdue."""
-        logs, latest = self._logs, now + policy.CLOCK_TOLERANCE_SECONDS
+        logs, latest = self._logs.values(), now + policy.CLOCK_TOLERANCE_SECONDS
         for log in logs:
             # The clock was set back after these lines: the time of their read is in the future.
             while (head := log.peek()) is not None and head[1] > latest:
@@ -162,7 +158,8 @@ class LogMerger:
     @property
     def complete_until(self) -> float | None:
         """Time before which everything has been released; None if unknown."""
-        times = [log.complete_until() for log in self._logs if self._readable[log.name]]
+        logs = (log for log in self._logs.values() if self._readable[log.name])
+        times = [log.complete_until() for log in logs]
         known = [time for time in times if time is not None]
         return min(known) if times and len(known) == len(times) else None
 
@@ -226,6 +223,9 @@ class _LogBuffer:
 
     def _parse_chunk(self, chunk: LogChunk) -> None:
         if chunk.restarted or chunk.lost_bytes:
+            if not chunk.history:
+                lost = LogEntry(chunk.at, self.name, 0, "", LINES_LOST, False)
+                self._entries.append((self._last_key, chunk.at, lost))
             # The rest of an earlier half line is lost.
             self._partial_line, self._too_long = b"", False
             self._last_key = float("-inf")

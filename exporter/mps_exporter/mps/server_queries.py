@@ -43,7 +43,6 @@ class ServerAnswers:
     answered_at: Mapping[int, float] = field(default_factory=dict)  # Server PID -> time of reply.
     unexplained: frozenset[int] = frozenset()
     """Servers without a reply, or listed by only the daemon or only the log, at the last query."""
-    repeats: int = 0  # Queries in a row with the same unexplained servers.
     protocol: Literal["2", "3"] | None = None  # Interface of the last reply.
     partitioning: Partitioning = field(default_factory=Partitioning)
     """Named servers, namespaces and partitions, from the last probe and, for a v3 daemon, the
@@ -70,9 +69,10 @@ class ServerAnswers:
 
 def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -> ServerAnswers:
     """Apply a probe; drop replies of servers that it does not list."""
-    reply = probe_reply(observation)
-    found = Partitioning()
+    reply, found = None, Partitioning()
     if observation is not None and observation.outcome is Outcome.OK:
+        replies = map(parse_probe, observation.exchanges)
+        reply = next((one for one in replies if isinstance(one, ProbeReply)), None)
         found = parse_lists(observation)
         # Details older than this probe are dropped: they are queried next.
         if found.protocol is not None and (answers.asked_at or 0.0) >= observation.at:
@@ -110,9 +110,7 @@ def with_servers(
         servers[reply.server_pid] = reply
         answered_at[reply.server_pid] = observation.at
     answers = replace(answers, servers=servers, asked_at=observation.at, answered_at=answered_at)
-    unexplained = _unexplained(answers, requested, logged)
-    repeats = answers.repeats + 1 if unexplained == answers.unexplained else 1
-    return replace(answers, unexplained=unexplained, repeats=repeats)
+    return replace(answers, unexplained=_unexplained(answers, requested, logged))
 
 
 def _unexplained(
@@ -121,14 +119,6 @@ def _unexplained(
     """Return servers without a reply, and servers that only the list or only the log has."""
     listed = answers.probe.server_pids if answers.probe is not None else ()
     return (frozenset(requested) - answers.servers.keys()) | (frozenset(listed) ^ frozenset(logged))
-
-
-def probe_reply(observation: ControlObservation | None) -> ProbeReply | None:
-    """Return a v2 daemon's reply to a probe, else None."""
-    if observation is None or observation.outcome is not Outcome.OK:
-        return None
-    replies = map(parse_probe, observation.exchanges)
-    return next((reply for reply in replies if isinstance(reply, ProbeReply)), None)
 
 
 # ---------------------------------------------------------------------------- when to query
@@ -183,9 +173,8 @@ def _is_retry_due(
 ) -> bool:
     """Return whether a server is unexplained, and the retry interval has passed."""
     unexplained = _unexplained(answers, responsive, logged)
-    interval = policy.MIN_QUERY_AGE_SECONDS
-    if unexplained == answers.unexplained and answers.repeats:
-        interval = policy.QUERY_RETRY_INTERVAL_SECONDS * 2.0 ** min(answers.repeats - 1, 10)
+    again = unexplained == answers.unexplained
+    interval = policy.QUERY_RETRY_INTERVAL_SECONDS if again else policy.MIN_QUERY_AGE_SECONDS
     return bool(unexplained) and age >= interval
 
 
@@ -225,10 +214,6 @@ def reconcile(
                 state.gpus.add_gpu(uuid)
             if reply.client_pids is not None:
                 _reconcile_clients(server, now, reply.client_pids)
-            if state.readable["server"]:
-                server.reported_state = None
-            else:
-                _without_log(server, reply)
 
 
 def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int]) -> None:
@@ -290,22 +275,3 @@ def _contradicted(server: TrackedServer, at: float, reported: set[int]) -> froze
         server.contradiction = at, now
         return now & before
     return frozenset()
-
-
-def _without_log(server: TrackedServer, reply: ServerReply) -> None:
-    """Set what only the control tool shows without server.log: state, limit and contexts."""
-    server.reported_state = reply.state
-    if reply.active_thread_ratio is not None:
-        server.thread_ratio = reply.active_thread_ratio
-    if reply.contexts is None:
-        return
-    for client in server.clients:
-        client.contexts = {}
-    for device, counts in reply.contexts.items():
-        uuid = server.daemon.gpus.uuid_of(device, server.devices)
-        for pid, count in counts.items():
-            owner = server.clients.get(pid)
-            if owner is not None:
-                owner.had_context = True
-                for _ in range(min(count, policy.MAX_CONTEXTS)):
-                    owner.contexts[len(owner.contexts)] = uuid

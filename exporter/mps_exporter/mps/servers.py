@@ -46,14 +46,13 @@ class TrackedServer:
     client_limit: int | None = None
     shares_by_file: bool = False  # Its memory for clients is a file in /dev/shm.
     has_log: bool = False  # The server has written to server.log.
-    has_first_line: bool = False  # Its first line was read.
+    has_all_lines: bool = False  # Its first line was read, and no later line may be missing.
     exiting: bool = False  # Its log has the line of an orderly end.
     finishing: bool = False  # Its log has the line that precedes the line of an orderly end.
     missing_since: float | None = None  # Time since which its process is missing.
     unlisted_since: float | None = None  # Time since which the control tool omits the server.
     contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
     """The control tool's last contradiction of the log: time, and the clients."""
-    reported_state: str | None = None  # State by the control tool, while server.log cannot be read.
     ghost: bool = False
     shutdown_requested_at: float | None = None
     """Time of the daemon's last shutdown request, unless the server declined it."""
@@ -61,6 +60,7 @@ class TrackedServer:
     """Time at which its log shows a client without credentials: the client had died, or no file
     descriptor was free. Since then the server accepts no client (48 of 48 on an H200), and only
     serves its connected clients."""
+    may_be_deaf: bool = False  # Lines were lost since its last connection request.
     _counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=policy.MAX_RECENT))
     """Times of counted refusals whose status lines may follow."""
     _queued_dead: dict[int, bool] = field(default_factory=dict)
@@ -78,32 +78,28 @@ class TrackedServer:
 
     @property
     def state(self) -> str:
-        """State by the tool; else INITIALIZING until Ready or used, FAULT in a fault, ACTIVE."""
-        state = "FAULT" if self.faults else "ACTIVE"
+        """INITIALIZING until Ready or used, FAULT in a fault, else ACTIVE."""
         if self.ready_at is None and not self.clients.ever_connected:
-            state = "INITIALIZING"
-        return self.reported_state or state
+            return "INITIALIZING"
+        return "FAULT" if self.faults else "ACTIVE"
 
     @property
     def is_ghost(self) -> bool | None:
         """Whether the server is a ghost whose process still exists.
 
         None if not known as a ghost while server.log, which alone excludes a ghost, cannot be
-        read; and for a deaf server whose clients may be at work, unlogged.
+        read or may have lost that line; and for a deaf server whose clients may be at work,
+        unlogged.
         """
         if self.deaf_since is not None and (self._hides_clients() or not self.ghost):
             return None
         if self.ghost:
             return self.missing_since is None
-        return False if self.daemon.readable["server"] else None
+        return False if self.daemon.readable["server"] and not self.may_be_deaf else None
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
         return self.faults.endings.possible_unfinished_work
-
-    @property
-    def occupied(self) -> bool:
-        return self.clients.count > 0
 
     def set_owner(self, uid: int, _when: Moment) -> None:
         self.uid = uid if self.uid is None else self.uid
@@ -150,26 +146,21 @@ class TrackedServer:
             return
         if self.clients.ever_connected or self.ready_at is None:
             self.ghost = False
-        elif self.names_clients and self.may_miss_lines():
+        elif self.names_clients and not self.has_all_lines:
             return
         elif self._queued_dead and all(self._queued_dead.values()) and not self._queued_unnamed:
             self._become_ghost(when)
 
-    def may_miss_lines(self) -> bool:
-        """Return whether lines may be missing: the first was not read, or the log lost lines."""
-        lost_at = self.daemon.server_log_lost_at
-        return not self.has_first_line or (lost_at is not None and lost_at >= self.started_at)
-
     def _hides_clients(self) -> bool:
         """Return whether clients from before it was deaf may do what the log does not show."""
-        unseen = self.may_miss_lines() or self.clients.unfollowed or not self.names_clients
+        seen = self.has_all_lines and self.names_clients and not self.clients.unfollowed
         deaf = self.deaf_since
-        return bool(unseen) and any(deaf and one.connected_at <= deaf for one in self.clients)
+        return not seen and any(deaf and one.connected_at <= deaf for one in self.clients)
 
     def credentials_missing(self, when: Moment) -> None:
         """Record that it is deaf: a ghost if all clients that would be lost with it are known."""
         self.deaf_since = when.at
-        known = not (self.may_miss_lines() or self.clients.unfollowed)
+        known = self.has_all_lines and not self.clients.unfollowed
         if known and not any(client.inferred for client in self.clients):
             self._become_ghost(when)
 
@@ -187,7 +178,7 @@ class TrackedServer:
 
     def request_connection(self, _when: Moment) -> None:
         """Record a connection request. Its PID is not the client's; later lines have the PID."""
-        self.logs_pids = True
+        self.logs_pids, self.may_be_deaf = True, False
         if self.deaf_since is not None:  # never seen: it accepts clients after all
             self.ghost, self.deaf_since = False, None
 
@@ -210,9 +201,8 @@ class TrackedServer:
             self.faults.endings.client_continues(pid, when.at)
 
     def associate_gpu(self, uuid: str, _when: Moment) -> None:
-        """Assign a GPU to the oldest context without a GPU."""
         self.daemon.gpus.add_gpu(uuid)
-        self.clients.associations.associate(uuid)
+        self.clients.associate(uuid)
 
     def context_active(self, pid: int, context: int, when: Moment) -> None:
         """Mark a context as usable; a context refused for the limit never becomes ACTIVE."""
@@ -223,10 +213,9 @@ class TrackedServer:
             self._queued_dead.pop(pid, None)
             self.daemon.evidence.client_active(pid)
         self.faults.endings.forget((self.clients.gpu_of(pid, context),))
-        self.clients.associations.confirm(pid, context, active=True)
 
-    def context_inactive(self, pid: int, context: int, _when: Moment) -> None:
-        self.clients.associations.confirm(pid, context, active=False)
+    def context_inactive(self, _pid: int, _context: int, _when: Moment) -> None:
+        self.clients.take_associated()
 
     def connection_lost(self, pid: int, context: int, when: Moment) -> None:
         """Record that a context (from 1 on) or a process (context 0) closed its connection.
@@ -238,15 +227,8 @@ class TrackedServer:
         else:
             self.faults.process_ends(pid, when)
         if self.deaf_since is not None:  # then these lines are missing (measured)
-            self.close_context(pid, context, when) if context else self.disconnect(pid, when)
-
-    def close_context(self, pid: int, context: int, when: Moment) -> None:
-        self.daemon.evidence.client_ending(pid, when.at)
-        self.clients.close_context(pid, context, when)
-
-    def disconnect(self, pid: int, when: Moment) -> None:
-        self.daemon.evidence.client_ended(pid, when.at)
-        self.clients.disconnect(pid, when)
+            clients = self.clients
+            clients.close_context(pid, context, when) if context else clients.disconnect(pid, when)
 
     def limit_reached(self, limit: int, when: Moment) -> None:
         """Count a refused client: `limit` contexts exist, or (0) too many device connections."""
@@ -281,6 +263,9 @@ class TrackedServer:
     def finish(self, _when: Moment) -> None:
         self.finishing = True
 
+    def exit(self, _when: Moment) -> None:
+        self.exiting = True
+
     def only_seen_after(self, at: float) -> bool:
         """Return whether nothing shows that it ran before this time.
 
@@ -311,14 +296,14 @@ class TrackedServer:
         lost_at = self.daemon.server_log_lost_at
         log_lost = lost_at is not None and lost_at >= at - policy.SHUTDOWN_TIMEOUT_SECONDS
         seen = "its exit status cannot be seen" if status is None else f"exit status {status}"
-        if self.exiting or (self.finishing and not self.occupied):
+        if self.exiting or (self.finishing and not self.clients):
             return "requested", ""
         if self.ghost and not self.clients.may_have_context:
             return "ghost_ended", seen  # usually killed by an operator
         if self.failed_to_start:
             return "start_failed", f"{seen}, {self.failure}" if self.failure else seen
         orderly = self._had_to_end(at)
-        if log_lost and orderly and not self.occupied:
+        if log_lost and orderly and not self.clients:
             return "requested", ""
         if self.names_clients and self.has_log:  # its log would show an orderly end
             seen += ", no orderly end in server.log"

@@ -68,8 +68,6 @@ class DaemonLifetime:
         self.died |= died
         self.quit_requested_at = None
         self.missing_credentials.clear()
-        if not died:
-            self.backoff_seconds = None
 
 
 class DaemonState:
@@ -141,21 +139,16 @@ class DaemonState:
 
     def pids_to_watch(self) -> list[int]:
         """Return the processes, as the logs number them, whose exit no log shows in time."""
-        pids = []
-        for server in self.servers:
-            pids += [server.pid, *server.awaited_pids()]
+        pids = [pid for server in self.servers for pid in (server.pid, *server.awaited_pids())]
         pids += [entry.pid for entry in self.queue if not entry.dead]
         return [pid for pid in pids if pid]
 
     def pids_to_look_up(self) -> frozenset[int]:
         """Return the processes to search /proc for: queued, serving and connected processes."""
-        pids = {entry.pid for entry in self.queue}
+        pids = {*self.pids_to_watch(), *(entry.pid for entry in self.queue)}
+        pids.update(client.pid for server in self.servers for client in server.clients)
         if (handover := self.daemon.handover) is not None:
             pids.add(handover.pid)
-        for server in self.servers:
-            pids.add(server.pid)
-            pids.update(client.pid for client in server.clients)
-            pids.update(server.awaited_pids())
         return frozenset(pids - {0})
 
     def clients_to_map(self) -> list[int]:
@@ -201,7 +194,7 @@ class DaemonState:
         start = max(clock, self._counted_from_ms or 0)
         if to > start:
             for server in self.servers:
-                if server.occupied:
+                if server.clients:
                     self.counters.increment(
                         "mps_uid_holding_seconds_total", to - start, uid=server.uid
                     )
@@ -210,7 +203,7 @@ class DaemonState:
         self.clock_ms = max(to, clock)
 
     def _is_idle_while_waiting(self) -> bool:
-        busy = any(server.occupied or server.clients.admissions for server in self.servers)
+        busy = any(server.clients or server.clients.admissions for server in self.servers)
         return not busy and bool(self.queue.blocked_clients())
 
     def _occupants(self) -> set[Occupant]:
@@ -220,7 +213,7 @@ class DaemonState:
             found.update(("waited", wait.uid) for wait in server.ghost_waits())
             if server.ghost and not server.clients.may_have_context:
                 found.add(("ghost", server.uid))
-            elif server.occupied:
+            elif server.clients:
                 found.add(("held", server.uid))
         if self._is_idle_while_waiting():
             found.update(("idle", server.uid) for server in self.servers if not server.ghost)
@@ -243,6 +236,13 @@ class DaemonState:
             unmatched.popleft()
             if self.daemon.quit_requested_at is None:  # a draining daemon serves no new client
                 when.count_rejection(None, "credentials")
+
+    def lines_lost(self, log: LogName, at: float) -> None:
+        """Record that lines may be missing before the next line of this log."""
+        if log == "server":
+            self.server_log_lost_at = at
+            for server in self.servers:
+                server.has_all_lines, server.may_be_deaf = False, True
 
     def daemon_started(self, pid: int, when: Moment) -> None:
         """Record a control daemon's start, which ends the last daemon."""
@@ -296,9 +296,7 @@ class DaemonState:
 
     def server_ready(self, pid: int, when: Moment) -> None:
         self.daemon.served_at = when.at
-        self.open_server(self.servers.get(pid) or self.servers.adopt(pid, when.at), when)
-
-    def open_server(self, server: TrackedServer, when: Moment) -> None:
+        server = self.servers.get(pid) or self.servers.adopt(pid, when.at)
         if server.uid is not None:
             self.daemon.forbidden_starts.pop(server.uid, None)
         self.servers.ready(server, when)
@@ -387,8 +385,7 @@ class DaemonState:
         # A process that the server refused without a line may connect again.
         again = daemon.missing_credentials and any(one.pid == pid for one in admissions)
         if pid in admissions.admitted and not again:
-            server.clients.readmit(pid)
-            return
+            return  # for a context
         # A line about missing credentials precedes only the first connection of a process.
         is_first = daemon.match_credentials()
         if pid == 0 and not is_first:

@@ -21,6 +21,7 @@ from mps_exporter.mps.log_parser import LogMerger
 from mps_exporter.mps.log_wordings import (
     CONTINUATION,
     KNOWN,
+    LINES_LOST,
     UNRECOGNIZED,
     ControlLogReader,
     LogEntry,
@@ -68,20 +69,17 @@ class DaemonTracker:
         """
         merger, own_directory = self._merger, self.pipe_directory
         chunks = [chunk for chunk in observation.chunks if chunk.pipe_directory == own_directory]
-        busy = {chunk.log for chunk in chunks if chunk.log == "control"}
-        busy_servers = {chunk.server_name for chunk in chunks if chunk.log == "server"}
+        busy = {(chunk.log, chunk.server_name) for chunk in chunks}
         for log_state in observation.states:
             if log_state.pipe_directory == own_directory:
                 self.state.readable[log_state.log] = log_state.readable
-                if log_state.readable and log_state.log not in busy:
-                    merger.mark_idle(log_state.log, observation.at, busy_servers)
+                if log_state.readable:
+                    merger.mark_idle(log_state.log, observation.at, busy)
         for chunk in chunks:
             lost = 0 if chunk.history else chunk.lost_bytes
             self.state.counters.increment("mps_control_log_lost_bytes_total", lost, log=chunk.log)
             if chunk.history:
                 self.state.count_from(chunk.at)
-            elif chunk.log == "server" and (chunk.restarted or chunk.lost_bytes):
-                self.state.server_log_lost_at = chunk.at
             merger.add_chunk(chunk)
         self.advance(observation.at)
 
@@ -90,7 +88,9 @@ class DaemonTracker:
         for entry in self._merger.pop_ready(now):
             if self._pending_reply is not None and entry.at > self._pending_reply[0]:
                 self._apply_reply()  # in its place among the lines
-            if not self._is_foreign(entry):
+            if entry.event == LINES_LOST:
+                self.state.lines_lost(entry.log, entry.at)
+            elif not self._is_foreign(entry):
                 self._apply(entry)
         complete_until = self._merger.complete_until
         if complete_until is not None:
@@ -264,7 +264,7 @@ def _confirm_client_exits(server: TrackedServer, now: Moment) -> None:
     for client in server.clients:
         at = _confirmed_at(client, now.at, seconds)
         if at is not None:
-            server.clients.confirm_exit(client, now._replace(at=at))
+            server.clients.drop(client, now._replace(at=at))
 
 
 def _liveness(

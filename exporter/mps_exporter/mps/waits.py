@@ -29,7 +29,6 @@ class QueuedClient:
     missing_since: float | None = None  # Time since which its process is missing.
     dead: bool = False  # Its process has exited, or its UID wait was abandoned.
     sent_at: float = 0.0  # Time at which the daemon sent it to a server.
-    for_context: bool = False  # The daemon sent it a second time, for a context.
     overtaken_by: int = 0  # Clients of other users that were admitted while it waited.
 
     def block(self, behind_uid: int | None, when: Moment) -> None:
@@ -155,10 +154,6 @@ class Admissions:
         if found is not None:
             self._open.remove(found)
         return found
-
-    def mark_for_context(self, pid: int) -> None:
-        for entry in self._open:
-            entry.for_context |= entry.pid == pid
 
     def next_timer(self) -> float:
         return self._open[0].sent_at + policy.ADMISSION_TIMEOUT_SECONDS if self._open else NEVER

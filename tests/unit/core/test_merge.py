@@ -162,12 +162,10 @@ def one_daemon(
     unread: tuple[ProcessList, ...] = (),
     server: LoggedServer = LOGGED,
     waits: tuple[Wait, ...] = (),
-    lost_at: float | None = None,
     read_until: float = 9.0,
     **more: Any,
 ) -> Snapshot:
-    more_of_log: dict[str, Any] = {"server_log_lost_at": lost_at, "read_until": read_until}
-    state = logged(server, devices={0: "GPU-a"}, waits=waits, **more_of_log)
+    state = logged(server, devices={0: "GPU-a"}, waits=waits, read_until=read_until)
     inputs = DaemonInputs(
         facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), state, logs, was_readable=True
     )
@@ -226,13 +224,21 @@ def test_a_client_in_the_queue_is_not_stranded(server: tuple[tuple[int, str, int
     assert (found.stranded_pids, found.stranded_clients) == ((33,), 1)
 
 
-@pytest.mark.parametrize(("value", "per_context"), [("1", True), ("0", False), ("", False)])
-def test_a_share_of_each_context_is_no_share_of_the_client(value: str, per_context: bool) -> None:
+@pytest.mark.parametrize(
+    ("value", "of_server", "expected"),
+    [
+        ("1", 1.0, (None, {}, "per_context")),
+        ("0", 1.0, (0.5, {"GPU-a": 66}, "client")),
+        ("", 0.5, (0.5, {"GPU-a": 66}, "server")),
+        ("", None, (None, {}, "unknown")),
+    ],
+)
+def test_the_share_of_a_client(value: str, of_server: float | None, expected: object) -> None:
     variables = {PER_CONTEXT_VARIABLE: value, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
-    server = LoggedServer(clients=(logged_client(30, "GPU-a"),), attributes={"thread_ratio": 1.0})
+    attributes = {"thread_ratio": of_server}
+    server = LoggedServer(clients=(logged_client(30, "GPU-a"),), attributes=attributes)
     found = snapshot(client_facts(30, **variables), processes=ALL, server=server)
     (one,) = found.daemons[0].servers[0].clients
-    expected = (None, {}, "per_context") if per_context else (0.5, {"GPU-a": 66}, "client")
     assert (one.active_thread_ratio, one.sm_limit, one.limit_source) == expected
 
 
@@ -503,15 +509,12 @@ def test_an_ordinary_users_client_is_stranded_only_if_that_daemon_shows_it() -> 
     assert with_users_daemon((), alone).gpus[0].stranded_pids == (32,)
 
 
-@pytest.mark.parametrize(
-    ("has_first_line", "lost_at", "stranded"),
-    [(True, None, 1), (False, None, None), (True, 2.0, None), (True, 5.0, None), (True, 1.9, 1)],
-)
+@pytest.mark.parametrize(("has_all_lines", "stranded"), [(True, 1), (False, None)])
 def test_where_lines_of_a_server_may_be_missing_no_client_is_stranded(
-    has_first_line: bool, lost_at: float | None, stranded: int | None
+    has_all_lines: bool, stranded: int | None
 ) -> None:
-    server = replace(LOGGED, attributes={"has_first_line": has_first_line})
-    found = one_daemon(SERVER, listed=NEIGHBOUR, server=server, lost_at=lost_at)
+    server = replace(LOGGED, attributes={"has_all_lines": has_all_lines})
+    found = one_daemon(SERVER, listed=NEIGHBOUR, server=server)
     assert found.gpus[0].stranded_clients == stranded
 
 

@@ -169,7 +169,7 @@ CASES = [
 def test_sms_as_measured(case: tuple[str, str]) -> None:
     text, sms = case
     ratio = parse_active_thread_percentage(text).ratio
-    assert sms_of_ratio(1.0 if ratio is None else ratio, 132, HOPPER) == int(sms)
+    assert sms_of_ratio(ratio, 132, HOPPER) == int(sms)
 
 
 def test_rounding_of_other_architectures_is_not_known() -> None:
@@ -192,8 +192,7 @@ def test_any_text_is_a_limit_or_none(visible: str | None, text: str) -> None:
     assert all(value > 0 for value in parse_pinned_memory_limit(text).values())
     assert parse_client_priority(text) in (0, 1, None)
     parse_memory(text)
-    ratio = parse_active_thread_percentage(text).ratio
-    assert ratio is None or 0 < ratio < 1
+    assert 0 < parse_active_thread_percentage(text).ratio <= 1
     seen = visible_gpus(visible, BOTH)
     assert seen is None or set(seen) <= BOTH.uuids
     found = client_memory_limits(text, seen, (), BOTH)

@@ -151,7 +151,8 @@ def test_a_deaf_server_whose_clients_are_hidden_is_not_called_a_ghost(
         assert server.is_ghost is (readable or verdict)
     server.clients.unfollowed = 1
     assert server.is_ghost is verdict
-    server.clients.unfollowed, state.server_log_lost_at = 0, at("00:05.000")
+    server.clients.unfollowed = 0
+    state.lines_lost("server", at("00:05.000"))
     assert server.is_ghost is verdict
 
 
@@ -161,7 +162,7 @@ def test_a_deaf_server_with_clients_that_may_be_unseen_is_not_called_a_ghost(uns
     tracker = start(before)
     (server,) = tracker.state.servers
     if unseen == "lines":
-        tracker.state.server_log_lost_at = at("00:02.000")
+        tracker.state.lines_lost("server", at("00:02.000"))
     server.clients.unfollowed = int(unseen == "clients")
     for client in server.clients:
         client.inferred = True
@@ -169,6 +170,16 @@ def test_a_deaf_server_with_clients_that_may_be_unseen_is_not_called_a_ghost(uns
     assert server.is_ghost is None
     more(tracker, ACCEPTS)
     assert server.is_ghost is False
+
+
+def test_a_server_whose_line_without_credentials_may_be_lost_is_not_called_healthy() -> None:
+    tracker = start(HOLDER)
+    (server,) = tracker.state.servers
+    verdicts = [server.is_ghost]
+    tracker.state.lines_lost("server", at("00:02.000"))
+    verdicts.append(server.is_ghost)
+    more(tracker, ACCEPTS)
+    assert [*verdicts, server.is_ghost] == [False, None, False]
 
 
 # ---------------------------------------------------------------- what grows between lines

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mps_exporter.limits_timeouts_intervals import MAX_HOLD_SECONDS, MAX_LINE_BYTES
 from mps_exporter.mps.log_parser import LINE_TOO_LONG, LogMerger
-from mps_exporter.mps.log_wordings import Event, LogEntry
+from mps_exporter.mps.log_wordings import LINES_LOST, Event, LogEntry
 from mps_exporter.observations import LogChunk, LogName
 from testing.mps_logs import LOGS, PIPE, at, script
 
@@ -61,7 +61,7 @@ def test_half_a_line_before_a_truncation_or_a_gap_is_void(
         sequencer.add_chunk(chunk("control", b"", **gap))
         gap = {}
     sequencer.add_chunk(chunk("control", "00:02.000 C630 UI closed", **gap))
-    assert [entry.event for entry in out(sequencer)] == [Event("ui_closed")]
+    assert [entry.event for entry in out(sequencer)] == [LINES_LOST, Event("ui_closed")]
 
 
 @pytest.mark.parametrize("size", [MAX_LINE_BYTES + 1, 1_000_000])
@@ -109,7 +109,7 @@ def test_a_clock_set_back_stops_nothing() -> None:
     assert [entry.event for entry in found] == [
         Event("server_process"),
         Event("ui_opened"),
-        Event("server_exiting"),
+        Event("server.exit"),
         Event("ui_closed"),
         Event("ui_opened"),
     ]
@@ -157,7 +157,7 @@ def test_the_logs_of_several_servers_are_merged_with_their_daemon_s() -> None:
         (110, Event("server_process")),
         (120, Event("server_process")),
         (630, Event("ui_opened")),
-        (110, Event("server_exiting")),
+        (110, Event("server.exit")),
         (630, Event("ui_closed")),
     ]
 
@@ -167,7 +167,7 @@ def test_a_server_s_log_that_is_not_read_yet_holds_the_others_back() -> None:
     early = at("00:01")
     sequencer.add_chunk(of_server("a", "", now=early, complete_until=early))
     sequencer.add_chunk(of_server("b", "00:02.000 S120 Startup", now=at("00:03")))
-    sequencer.mark_idle("server", at("00:03"), busy={"a", "b"})
+    sequencer.mark_idle("server", at("00:03"), busy={("server", "a"), ("server", "b")})
     assert out(sequencer, at("00:03")) == []
-    sequencer.mark_idle("server", at("00:04"), busy={"b"})
+    sequencer.mark_idle("server", at("00:04"), busy={("server", "b")})
     assert [entry.pid for entry in out(sequencer, at("00:04"))] == [120]

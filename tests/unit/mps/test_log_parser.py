@@ -1,4 +1,4 @@
-"""Lines of control.log and server.log, of every driver whose wording is known, and hostile ones."""
+"""Lines of the logs, of every driver whose wording is known, and hostile ones."""
 
 from ast import literal_eval
 from datetime import UTC, datetime
@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.limits_timeouts_intervals import MAX_QUOTED_MESSAGE
-from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE, control_line_of, parse_line
+from mps_exporter.limits_timeouts_intervals import MAX_LINE_BYTES, MAX_QUOTED_MESSAGE
+from mps_exporter.mps.log_parser import (
+    DAEMON_STARTING_LINE,
+    LogFilter,
+    control_line_of,
+    parse_line,
+    withhold_unknown,
+)
 from mps_exporter.mps.log_wordings import (
     CONTINUATION,
     CONTROL_LINES,
@@ -83,7 +89,7 @@ Creating worker thread -> known
 Server failed to receive command with status 3, assuming client exit -> known
 Client {PID: 1376, Context ID: 1} exiting. Worker is in reset. Number of active \
 client contexts is 0.
--> server.close_context (1376, 1)
+-> server.clients.close_context (1376, 1)
 MPS Server failed to create/open SHM segment.
 -> server_failed ('MPS Server failed to create/open SHM segment',)
 MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.
@@ -207,3 +213,42 @@ def test_the_lines_of_a_daemon_are_found_by_its_pid() -> None:
     data = f"{WRITER}NEW UI\n".encode()
     assert control_line_of(630).search(data) is not None
     assert control_line_of(63).search(data) is None
+
+
+# ------------------------------------------------------------------ what leaves the host
+
+PREFIX = WRITER.encode()
+ADMITTED = PREFIX + b"NEW CLIENT 632 from user 1001: Server already exists\n"
+SHADOW = b"root:$6$salt$hash:20228:0:99999:7:::\n"
+
+
+@given(st.lists(st.sampled_from([ADMITTED, SHADOW, PREFIX + SHADOW, b"\n", PREFIX + b"\n"])))
+def test_a_replay_reads_the_same_kinds_of_lines(lines: list[bytes]) -> None:
+    data = b"".join(lines)
+    shown = withhold_unknown(data)
+    assert [parse_line(line).event.name for line in shown.split(b"\n")] == [
+        parse_line(line).event.name for line in data.split(b"\n")
+    ]
+
+
+@given(st.lists(st.integers(0, 400), max_size=10).map(sorted))
+def test_pieces_of_lines_are_put_together(cuts: list[int]) -> None:
+    data = ADMITTED * 3 + SHADOW + ADMITTED
+    lines = LogFilter()
+    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    shown = b"".join(lines.feed(piece, restarted=False) for piece in pieces)
+    assert shown == withhold_unknown(data)
+
+
+def test_a_line_without_an_end_is_not_buffered_indefinitely() -> None:
+    lines = LogFilter()
+    shown = b"".join(lines.feed(b"x" * 10_000, restarted=False) for _ in range(20))
+    assert 2 * MAX_LINE_BYTES < 20 * 10_000
+    assert shown.count(b"withheld") == 2
+    assert b"xx" not in shown
+
+
+def test_what_was_before_a_truncation_is_void() -> None:
+    lines = LogFilter()
+    assert lines.feed(ADMITTED[:40], restarted=False) == b""
+    assert lines.feed(ADMITTED, restarted=True) == ADMITTED

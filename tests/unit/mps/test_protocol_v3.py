@@ -220,15 +220,6 @@ def test_a_process_on_two_gpus_is_one_client() -> None:
     assert rows(found) == (NamespaceClient(7, "srv", "default", ("0", "1"), "a"),)
 
 
-def test_several_gpus_of_a_server() -> None:
-    row = "training,1000,48201,Ready,/run/nvidia-mps/training,GPU-abcd-1234,GPU-efgh-5678,-"
-    (server,) = rows(listed(SERVERS, row)) or ()
-    assert server.allowed_devices == ("GPU-abcd-1234", "GPU-efgh-5678")
-    # It is ambiguous which of the ordinals belong to the last column.
-    found = listed(SERVERS, "training,1000,48201,Ready,/run/nvidia-mps/training,0,1,2")
-    assert (rows(found), found.not_understood) == ((), {("server_list", "row"): 1})
-
-
 def test_a_refused_list_is_counted() -> None:
     found = read(PARTITIONS, "", error="exit status 1, said nothing")
     assert (rows(found), found.not_understood) == (None, {("sm_partition_list", "reply"): 1})
@@ -277,23 +268,6 @@ def _said(value: Any) -> set[str]:
 
 def _text(cells: Sequence[Sequence[str]]) -> str:
     return "".join(",".join(row) + "\n" for row in cells)
-
-
-@given(LISTS, st.data())
-def test_a_column_that_is_there_twice_makes_the_list_unknown(
-    query: str, data: st.DataObject
-) -> None:
-    cells = [line.split(",") for line in published.MANUAL[query].splitlines()]
-    column = data.draw(st.integers(0, len(cells[0]) - 1))
-    at = data.draw(st.integers(0, len(cells[0])))
-    other = data.draw(st.sampled_from(["7", "other", "-"]))
-    doubled = [
-        [*row[:at], row[column] if number == 0 else other, *row[at:]]
-        for number, row in enumerate(cells)
-    ]
-    found = read(query, _text(doubled))
-    assert rows(found) is None
-    assert [part for _, part in found.not_understood] == ["reply"]
 
 
 ODD_CELLS = st.sampled_from(

@@ -8,7 +8,6 @@ import pytest
 from mps_exporter.mps.server_queries import (
     ServerAnswers,
     can_answer,
-    probe_reply,
     servers_due,
     with_probe,
     with_servers,
@@ -84,23 +83,19 @@ def test_servers_are_queried_after_an_interval_or_a_change(
 
 
 @pytest.mark.parametrize(
-    ("repeats", "age", "asked"),
-    [
-        *((0, 1.0, True), (0, 0.9, False), (1, 60.0, True), (1, 59.0, False)),
-        *((2, 120.0, True), (2, 119.0, False), (11, 61440.0, True), (50, 61440.0, True)),
-    ],
+    ("again", "age", "asked"),
+    [(False, 1.0, True), (False, 0.9, False), (True, 60.0, True), (True, 59.0, False)],
 )
 @pytest.mark.parametrize("unexplained", [21, 22], ids=["no reply", "only in the log"])
-def test_the_retry_interval_doubles_while_a_server_is_unexplained(
-    unexplained: int, repeats: int, age: float, asked: bool
+def test_the_interval_of_queries_about_an_unexplained_server(
+    unexplained: int, again: bool, age: float, asked: bool
 ) -> None:
     known = state(server(20), server(21), *([server(22)] if unexplained == 22 else []))
     answers = replace(
         ANSWERED,
         asked_at=NOW - age,
         servers={pid: reply for pid, reply in REPLIES.items() if pid != unexplained},
-        unexplained=frozenset({unexplained} if repeats else ()),
-        repeats=repeats,
+        unexplained=frozenset({unexplained} if again else ()),
     )
     assert due(answers, known, interval=1e9) == ((20, 21) if asked else ())
 
@@ -109,7 +104,7 @@ def test_the_retry_interval_doubles_while_a_server_is_unexplained(
 
 
 NEW = ServerAnswers(ProbeReply((20,), 1.0))
-LINES_LOST = {"ghost": True, "deaf_since": NOW, "has_first_line": False}
+LINES_LOST = {"ghost": True, "deaf_since": NOW, "has_all_lines": False}
 """A ghost that has clients, of which not all lines were read."""
 
 
@@ -181,12 +176,10 @@ def test_the_map_of_devices_is_kept_for_a_server_s_life() -> None:
     assert with_servers(ANSWERED, control(mapped)).device_uuids() == {0: "GPU-a", 1: "GPU-b"}
 
 
-def test_queries_without_a_reply_are_counted() -> None:
+def test_a_server_without_a_reply_is_unexplained() -> None:
     known = (20, 21)
     once = with_servers(ANSWERED, control(status(20)), (20, 22), known)
-    assert (once.unexplained, once.repeats, once.asked_at) == (frozenset({22}), 1, NOW)
-    again = with_servers(once, control(), (22,), known)
-    assert (again.unexplained, again.repeats) == (frozenset({22}), 2)
+    assert (once.unexplained, once.asked_at) == (frozenset({22}), NOW)
     assert with_servers(once, control(outcome=Outcome.SKIPPED), (22,), known) == once
 
 
@@ -201,7 +194,6 @@ def test_replies_of_servers_that_are_gone_are_dropped() -> None:
 )
 def test_a_failed_probe_has_no_list_and_keeps_the_replies(observation: Any) -> None:
     found = with_probe(ANSWERED, observation)
-    assert probe_reply(observation) is None
     assert (found.probe, found.servers) == (None, REPLIES)
 
 

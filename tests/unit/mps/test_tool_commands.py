@@ -173,11 +173,12 @@ def test_queries_that_an_older_daemon_does_not_support() -> None:
         ("0\nACTIVE\n50.0\nhello\n", "unparsable"),
         ("ACTIVE\n50.0\n", "unparsable"),
         ("0\nactive\n50.0\n", "unparsable"),
+        ("0\nACTIVE\n50.0\n10GB\n100.0\n12\n", "unparsable"),
     ],
 )
 def test_what_is_not_the_state_of_a_server(stdout: str, kind: str) -> None:
     """A server may end before the last query."""
-    reply = parse_server(asked(stdout))
+    reply = parse_server(asked(stdout, (0,) if "GB" in stdout else ()))
     assert isinstance(reply, Failure)
     assert reply.kind == kind
 
