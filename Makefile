@@ -116,7 +116,7 @@ mutants: install ## Does a test of TESTS fail for each change? (MODULE=exporter/
 	@cd build/mutants && cosmic-ray init mutants.toml mutants.sqlite && \
 	  cosmic-ray exec mutants.toml mutants.sqlite && cr-report --show-diff --surviving-only mutants.sqlite
 
-# Kept apart for what they need: minutes to build tools, a browser.
+# Kept apart for what they need: minutes to build tools, or to measure; a browser.
 .PHONY: test-e2e
 test-e2e: install tools ## Only the tests that need helm, kubeconform, vmalert, Chromium
 	pytest $(wildcard tests/e2e) tests/browser $(TESTS)
