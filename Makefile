@@ -79,7 +79,10 @@ lint-files: install
 ##@ Test
 
 .PHONY: test
-test: lint test-fast test-integration ## Lint, all quick tests, those against real servers
+test: ## Lint, all quick tests, those against real servers
+	@# Meanwhile the servers are fetched, which waits for the network and needs one core.
+	@$(MAKE) tools-servers & $(MAKE) lint test-fast || { wait; exit 1; }; wait
+	@$(MAKE) test-integration
 
 .PHONY: test-fast
 test-fast: install ## Only the quick tests (TESTS="-k name")

@@ -81,7 +81,7 @@ esac
 
 is_installed dev requirements-dev.lock && exit
 [ "$WANT" = dev ] || ! is_installed runtime requirements.lock || exit 0
-only_one
+only_one python
 # The run that this one may have waited for may have done the work.
 is_installed dev requirements-dev.lock && exit
 [ "$WANT" = dev ] || ! is_installed runtime requirements.lock || exit 0
