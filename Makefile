@@ -79,7 +79,10 @@ lint-files: install
 ##@ Test
 
 .PHONY: test
-test: lint test-fast test-integration ## Lint, all quick tests, those against real servers
+test: ## Lint, all quick tests, those against real servers
+	@# Meanwhile the servers are fetched, which waits for the network and needs one core.
+	@$(MAKE) tools-servers & $(MAKE) lint test-fast || { wait; exit 1; }; wait
+	@$(MAKE) test-integration
 
 .PHONY: test-fast
 test-fast: install ## Only the quick tests (TESTS="-k name")
@@ -116,7 +119,7 @@ mutants: install ## Does a test of TESTS fail for each change? (MODULE=exporter/
 	@cd build/mutants && cosmic-ray init mutants.toml mutants.sqlite && \
 	  cosmic-ray exec mutants.toml mutants.sqlite && cr-report --show-diff --surviving-only mutants.sqlite
 
-# Kept apart for what they need: minutes to build tools, a browser.
+# Kept apart for what they need: minutes to build tools, or to measure; a browser.
 .PHONY: test-e2e
 test-e2e: install tools ## Only the tests that need helm, kubeconform, vmalert, Chromium
 	pytest $(wildcard tests/e2e) tests/browser $(TESTS)

@@ -19,6 +19,7 @@ Page = dict[str, str]  # Series -> value.
 _FIRED = re.compile(r"^ +Labels:\{(.*)\}\n +Annotations:\{(.*)\},?$", re.MULTILINE)
 _AT = re.compile(r"^ +alertname: \w+, time: (\S+), $", re.MULTILINE)
 _UNITS = {"s": 1, "m": 60, "h": 3600}
+_NAME = re.compile(r"[\w:]+")  # The name of a metric, among other words.
 _TEXTS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
 
 
@@ -47,11 +48,13 @@ def page_of(text: str) -> Page:
     }
 
 
-def _series(instance: str, pages: Sequence[Page]) -> Iterator[dict[str, str]]:
-    """What a page does not have any more is stale from then on."""
+def _series(instance: str, pages: Sequence[Page], needed: set[str]) -> Iterator[dict[str, str]]:
+    """What a page does not have any more is stale from then on. Only metrics that are needed."""
     target = f'job="mps-exporter",instance="{instance}"'
     for name in sorted({name for page in pages for name in page}):
         metric, _, labels = name.partition("{")
+        if metric not in needed:
+            continue
         values = ["_"]
         for page in pages:
             gone = "_" if values[-1] in ("_", "stale") else "stale"
@@ -59,28 +62,33 @@ def _series(instance: str, pages: Sequence[Page]) -> Iterator[dict[str, str]]:
         yield {"series": f"{metric}{{{target},{labels or '}'}", "values": " ".join(values)}
 
 
-def _rules(folder: Path, *, waiting: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """Groups of rules, and their files; without `waiting` alerts fire at once."""
+def _groups(*, waiting: bool) -> list[dict[str, Any]]:
+    """Return all groups with alerts and what these need; without `waiting` alerts fire at once."""
     groups = [group for file in RULE_FILES for group in yaml.safe_load(file.read_text())["groups"]]
     # What a text asks for is recorded first: Alertmanager waits longer than that.
     groups.sort(key=lambda group: "alert" in group["rules"][0])
-    if waiting:
-        return groups, [str(file) for file in RULE_FILES]
-    for group in groups:
+    needed: set[str] = set()
+    for group in reversed(groups):
+        for rule in reversed(group["rules"]):
+            if "alert" in rule or rule["record"] in needed:
+                needed.update(_NAME.findall(str(rule)))
+        group["rules"] = [one for one in group["rules"] if one.get("record", "") in {"", *needed}]
+    for group in groups if not waiting else ():
         group.pop("interval", None)
         for rule in group["rules"]:
             rule.pop("for", None)
             rule.pop("keep_firing_for", None)
-    file = folder / "rules.yml"
-    file.write_text(json.dumps({"groups": groups}))
-    return groups, [str(file)]
+    return [group for group in groups if group["rules"]]
 
 
 def fired(
     folder: Path, instance: str, pages: Sequence[Page], interval: float, *, waiting: bool = True
 ) -> Iterator[Fired]:
     """Yield every alert at every page; `interval`: seconds between two pages."""
-    groups, files = _rules(folder, waiting=waiting)
+    groups = _groups(waiting=waiting)
+    rules = folder / "rules.yml"
+    rules.write_text(text := json.dumps({"groups": groups}))
+    needed = set(_NAME.findall(text))
     names = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
     every = f"{interval:g}s"
     cases = [
@@ -89,13 +97,13 @@ def fired(
         for name in sorted(names)
     ]
     test = {
-        "rule_files": files,
+        "rule_files": [str(rules)],
         "evaluation_interval": every,
         "group_eval_order": [group["name"] for group in groups],
         "tests": [
             {
                 "interval": every,
-                "input_series": list(_series(instance, pages)),
+                "input_series": list(_series(instance, pages, needed)),
                 "alert_rule_test": cases,
             }
         ],

@@ -75,7 +75,7 @@ GO=''
 for tool in "$@"; do
   source=$(source_of "$tool")
   is_built "$tool" && continue
-  only_one
+  only_one tools
   is_built "$tool" && continue
   [ -n "$GO" ] || find_go
   timed "building $tool from $source" build "$tool" "$source"

@@ -57,9 +57,10 @@ make_venv() {
   timed "making .venv with $("$python" -V)" "$python" -m venv --clear "$VENV"
 }
 
-# Wheels only: nothing is compiled here, and no package's setup code runs.
+# Wheels only: nothing is compiled here, and no package's setup code runs. Most of the modules are
+# never imported, so Python compiles those that are.
 install_locked() { # LOCK
-  "$VENV/bin/pip" install --disable-pip-version-check --no-input --quiet \
+  "$VENV/bin/pip" install --disable-pip-version-check --no-input --quiet --no-compile \
     --require-hashes --only-binary :all: --no-deps -r "$1"
 }
 
@@ -80,7 +81,7 @@ esac
 
 is_installed dev requirements-dev.lock && exit
 [ "$WANT" = dev ] || ! is_installed runtime requirements.lock || exit 0
-only_one
+only_one python
 # The run that this one may have waited for may have done the work.
 is_installed dev requirements-dev.lock && exit
 [ "$WANT" = dev ] || ! is_installed runtime requirements.lock || exit 0

@@ -224,7 +224,7 @@ install_webp() {
 }
 
 [ $# -gt 0 ] || set -- servers
-only_one
+only_one tools
 for group in "$@"; do
   case $group in
     servers | victoria | apparmor | chromium | webp) "install_$group" ;;

@@ -10,7 +10,7 @@ set -euo pipefail
 UV_VERSION=0.13.8
 UV="$TOOLS/uv/bin/uv"
 cd "$ROOT"
-only_one
+only_one python
 
 if [ "$("$UV" --version 2>/dev/null | cut -d' ' -f2)" != "$UV_VERSION" ]; then
   timed "making a place for uv" "${PYTHON:-python3}" -m venv --clear "$TOOLS/uv"

@@ -38,14 +38,14 @@ timed() {
   fi
 }
 
-# only_one: two runs of `make` in one tree must not install over each other.
+# only_one WHAT: two runs of `make` in one tree must not install over each other.
 # The lock goes when the script ends; scripts that it starts work under it.
 only_one() {
-  [ -z "${UNDER_TOOLS_LOCK:-}" ] || return 0
-  export UNDER_TOOLS_LOCK=yes
+  [ "${UNDER_TOOLS_LOCK:-}" != "$1" ] || return 0
+  export UNDER_TOOLS_LOCK=$1
   mkdir -p "$TOOLS"
   have flock || return 0
-  exec 9>"$TOOLS/lock"
+  exec 9>"$TOOLS/lock-$1"
   flock --nonblock 9 && return 0
   say "waiting for another installation in this tree to end ..."
   flock 9

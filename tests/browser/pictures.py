@@ -69,11 +69,6 @@ DOCUMENTED = {
 """Picture of the documents -> recording, seconds, screen."""
 
 
-async def recorded(name: str, seconds: float) -> Snapshot:
-    """Return the host of a recording, this many seconds after its beginning."""
-    return (await played(name, seconds, step_seconds=seconds))[-1]
-
-
 async def played(name: str, seconds: float, step_seconds: float = 2.0) -> list[Snapshot]:
     """Return collections of a recording from its beginning on, the last at this second."""
     player = Player(RECORDINGS / f"{name}.rec.gz")

@@ -1,5 +1,6 @@
-"""The systemd units through systemd's own checks."""
+"""The systemd units and the Ansible role through the checks of systemd and Ansible."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 
 from testing.commands import output_of
 
-SYSTEMD = Path(__file__).parents[2] / "deploy" / "systemd"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 LEAST_EXPOSURE = 2.0
 
 
@@ -20,7 +21,7 @@ def units(tmp_path: Path) -> Path:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     for name in ("mps-exporter.service", "mps-exporter.socket"):
-        text = (SYSTEMD / name).read_text("utf-8")
+        text = (DEPLOY / "systemd" / name).read_text("utf-8")
         (tmp_path / name).write_text(
             text.replace("/opt/mps-exporter/bin/mps-exporter", str(program))
         )
@@ -46,3 +47,9 @@ def test_the_service_is_exposed_to_little(units: Path) -> None:
     found = re.search(r"exposure level for mps-exporter.service: ([\d.]+)", result.stdout)
     assert found is not None, result.stdout + result.stderr
     assert float(found[1]) < LEAST_EXPOSURE
+
+
+def test_the_role_has_the_syntax_of_ansible(tmp_path: Path) -> None:
+    check = ("ansible-playbook", "--syntax-check", "--inventory", "localhost,")
+    environment = {**os.environ, "ANSIBLE_HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
+    output_of(*check, DEPLOY / "ansible" / "site.yml", env=environment, check=True)

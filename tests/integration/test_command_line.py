@@ -162,25 +162,20 @@ def has_seen_processes(path: Path) -> bool:
 
 @pytest.mark.parametrize("received", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_a_recording_that_is_ended_is_whole(tmp_path: Path, received: signal.Signals) -> None:
+    """SIGTERM finds a recorder of nohup, which ignores SIGHUP."""
     path = tmp_path / "x.rec.gz"
-    with recording(path) as process:
+    nohup = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    with recording(path, **(nohup if received == signal.SIGTERM else {})) as process:
+        if received == signal.SIGTERM:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            ignored = re.search(r"^SigIgn:\t(\w+)$", status, re.MULTILINE)
+            assert ignored is not None
+            assert int(ignored[1], 16) & 1 << signal.SIGHUP - 1
         process.send_signal(received)
         _, output = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "Recorded " in output
     assert '"kind":"end"' in gzip.decompress(path.read_bytes()).decode()
-
-
-def test_nohup_is_meant(tmp_path: Path) -> None:
-    path = tmp_path / "x.rec.gz"
-    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
-    with recording(path, **ignoring) as process:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        ignored = re.search(r"^SigIgn:\t(\w+)$", status, re.MULTILINE)
-        assert ignored is not None
-        assert int(ignored[1], 16) & 1 << signal.SIGHUP - 1
-        process.send_signal(signal.SIGHUP)
-        assert process.poll() is None
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
@@ -241,6 +236,10 @@ def test_the_announcement_names_what_is_listened_on(tmp_path: Path) -> None:
     port = re.search(r"address=127\.0\.0\.1:(\d+)", output)
     assert port is not None, output
     assert f"Status page  https://127.0.0.1:{port[1]}/\n" in output
+    with started("demo", f"--web.listen-address=unix:{tmp_path}/s") as process:
+        output = until_it_says(process, "Ctrl-C")
+    assert f"  Socket       {tmp_path}/s\n" in output
+    assert "http://" not in output
 
 
 def test_a_recording_of_one_moment_ends_at_once_and_moves_no_cursor(tmp_path: Path) -> None:
@@ -257,13 +256,6 @@ def test_a_recording_of_one_moment_ends_at_once_and_moves_no_cursor(tmp_path: Pa
         ends_well(process)
     assert "\x1b" not in output
     assert "x1b[2Jgone" in output
-
-
-def test_a_socket_is_no_address_for_a_browser(tmp_path: Path) -> None:
-    with started("demo", f"--web.listen-address=unix:{tmp_path}/s") as process:
-        output = until_it_says(process, "Ctrl-C")
-    assert f"  Socket       {tmp_path}/s\n" in output
-    assert "http://" not in output
 
 
 def test_nothing_is_announced_before_the_port_is_had() -> None:

@@ -1,17 +1,19 @@
 """What dashboards ask, asked of a real Prometheus that has the scrapes of real incidents.
 
-tests/unit/grafana/subjects.md names the recording that fills each panel.
+tests/unit/grafana/subjects.md names the recording that fills each panel. Further hosts have holes,
+restarts, alerts, and an older exporter.
 """
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import pytest
-import yaml
 
+from mps_exporter.sources.recording import read_recording
 from testing.dashboards import (
     FILES,
     annotation_targets,
@@ -36,7 +38,7 @@ from testing.prometheus_server import (
     backfilled,
     scrapes_of,
 )
-from testing.rule_files import RULE_FILES
+from testing.rule_files import alerts
 from tests.unit.grafana import hand_made
 from tests.unit.grafana.subjects import EVERY, subjects
 
@@ -45,7 +47,6 @@ ENDED = "an exporter that ended"
 V3 = "v3-manual"  # The synthetic host of testing/golden.py.
 NEVER = "never reached"
 BLIND = "without readable logs"
-REMOVED = "a host that was removed"
 UNREAD = """mps_exporter_build_info{version="1"} 1
 mps_control_up{daemon="/mps"} 1
 mps_control_state{daemon="/mps",mps_control_state="answering"} 1
@@ -57,6 +58,35 @@ SUBJECTS = subjects()
 NAMES = sorted({name for _, _, name in SUBJECTS} & {*recordings()} - {V3})
 
 USERS = ("1001", "1002", "1003")
+
+OLDER = "older-than-its-neighbour"
+NEWER_METRICS = re.compile(
+    r"(?m)^(?:process_start_time_seconds|mps_server_ghost|mps_gpu_(?:busy|sm_active)_seconds_total"
+    r"|mps_client_(?:neighbours|sm_seconds_total|state|last_loss_timestamp_seconds)"
+    r"|mps_gpu_served|mps_control_log_lost_bytes_total)\b.*\n"
+)
+"""What an exporter may lack that is older than the dashboards."""
+LOSSES = re.compile(r"mps_client_losses_total(\{.*\} [1-9].*)")
+RECORDED = r"\g<0>\ndaemon_uid_cause:mps_client_losses:increase5m\1"
+"""What rules record where an exporter does not date losses."""
+HOLE, REMOVED, HEALTHY = "scraped with a hole", "a host that was removed", "healthy"
+NEW, RESTARTED = "not scraped before", "restarted"
+QUIET = """up 1
+mps_exporter_build_info{version="1"} 1
+process_start_time_seconds 1000
+mps_control_up{daemon="/mps"} 1
+mps_control_state{daemon="/mps",mps_control_state="answering"} 1
+"""
+CRASHED = QUIET + 'mps_server_exits_total{daemon="/mps",cause="crashed"} %s\n'
+LIFETIME = """mps_client_losses_total{daemon="/mps",uid="1001",cause="own_fault"} 50
+mps_client_last_loss_timestamp_seconds{daemon="/mps"} 2000
+"""
+FIRING = QUIET + 'ALERTS{alertname="%s",alertstate="firing",severity="%s"} 1\n'
+SEVERITIES = {"critical": 10, "warning": 6, "info": 2}
+"""Severity of an alert -> the state of its host."""
+MADE_SECONDS = 240
+WHOLE = (0, MADE_SECONDS)
+
 
 Stage = tuple[Scraped, dict[str, Window]]
 
@@ -78,24 +108,41 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     hosts.append(_alert(windows["server-killed"]))
     hosts.append(Scrapes(NEVER, tuple((at, GONE) for at in moments)))
     hosts.append(Scrapes(BLIND, tuple((at, UNREAD) for at in moments)))
-    hosts.append(Scrapes(REMOVED, tuple((at, f"up 1\n{UNREAD}") for at in moments[:20])))
-    windows[BLIND] = windows[REMOVED] = Window(began, moments[-1])
+    windows[BLIND] = Window(began, moments[-1])
+    fault = next(host for host in hosts if host.instance == "fault")
+    older = [(at, LOSSES.sub(RECORDED, NEWER_METRICS.sub("", page))) for at, page in fault.pages]
+    made_up = [Scrapes(OLDER, tuple(older)), *_made(began)]
+    hosts += made_up
+    windows |= dict.fromkeys((one.instance for one in made_up), Window(began, began + MADE_SECONDS))
     with backfilled(tmp_path_factory.mktemp("dashboards"), hosts) as server:
         yield server, windows
 
 
 def _alert(window: Window) -> Scrapes:
     """What Prometheus writes down of an alert that fires in the last second of a window."""
-    rules = [
-        rule
-        for file in RULE_FILES
-        for group in yaml.safe_load(file.read_text())["groups"]
-        for rule in group["rules"]
-    ]
-    (rule,) = [rule for rule in rules if rule.get("alert") == "MpsServerCrashed"]
-    labels = f'alertname="{rule["alert"]}",severity="critical",daemon="/mps"'
+    labels = 'alertname="MpsServerCrashed",severity="critical",daemon="/mps"'
     lines = f'ALERTS{{{labels},alertstate="firing"}} 1\nALERTS_FOR_STATE{{{labels}}} {window.end}\n'
     return Scrapes("server-killed", tuple((window.end - ago, lines) for ago in (1.0, 0.5, 0.0)))
+
+
+def _made(began: float) -> Iterator[Scrapes]:
+    """Yield hosts of four minutes, in which nothing but what is described here happens."""
+    every = [step * SCRAPE_SECONDS for step in range(int(MADE_SECONDS / SCRAPE_SECONDS) + 1)]
+    yield Scrapes(HEALTHY, tuple((began + at, QUIET) for at in every))
+    yield Scrapes(REMOVED, tuple((began + at, QUIET) for at in every if at <= 60))
+    # Two crashes before the hole of two minutes, three in it.
+    crashes = {at: 2 if at <= 60 else 5 for at in every if not 60 < at < 180}
+    yield Scrapes(HOLE, tuple((began + at, CRASHED % number) for at, number in crashes.items()))
+    yield Scrapes(NEW, tuple((began + at, CRASHED % 50 + LIFETIME) for at in every))
+    # Two crashes, and three after the restart.
+    crashes = {at: 2 * (at >= 20) if at < 60.25 else 3 * (at >= 70) for at in every}
+    yield Scrapes(
+        RESTARTED, tuple((began + at, CRASHED % number) for at, number in crashes.items())
+    )
+    end = began + MADE_SECONDS
+    for rule in alerts():
+        page = FIRING % (rule.alert, rule.severity)
+        yield Scrapes(rule.alert, ((end - SCRAPE_SECONDS, page), (end, page)))
 
 
 def where(name: str) -> str:
@@ -145,7 +192,7 @@ def test_history_has_hosts_that_were_never_reached_and_hosts_that_are_young(stag
     last = {labels["instance"]: values[-1] for labels, values in found}
     assert last[NEVER] == 17
     assert last["limits"] == 1
-    gone = filled(target.expr, __range="10m", __interval="5s", instance="removed", job=JOB)
+    gone = filled(target.expr, __range="10m", __interval="5s", instance="no host", job=JOB)
     found = prometheus.span(gone, Window(middle - 600, middle), step=5)
     assert [labels["instance"] for labels, _ in found] == ["no target in this time range"]
 
@@ -332,3 +379,90 @@ def test_bars_of_events_add_up_to_the_events(stage: Stage) -> None:
             for _, values in prometheus.target(target, windows[recording], instance=recording)
         )
         assert total == wanted, panel
+
+
+# -------------------------------------- holes, restarts, alerts, and an older exporter
+
+
+def _shown(
+    stage: Stage, panel: str, ref: str, seconds: tuple[float, float], instance: str = ".+"
+) -> dict[str, float]:
+    """Return host -> what a panel shows of it, of the range from and to these seconds."""
+    prometheus, windows = stage
+    began = windows[HEALTHY].start
+    window = Window(began + seconds[0], began + seconds[1])
+    target = next(one for one in targets() if (one.panel, one.ref) == (panel, ref))
+    found = prometheus.at_end(target, window, instance=instance)
+    return {labels.get("instance", ""): value for labels, (value,) in found}
+
+
+def test_no_host_is_healthy_while_an_alert_about_it_fires(stage: Stage) -> None:
+    # Some alerts have two rules: the worse one counts.
+    ordered = sorted(alerts(), key=lambda rule: SEVERITIES[rule.severity])
+    severities = {rule.alert: rule.severity for rule in ordered}
+    table = _shown(stage, "Hosts, worst first", "A", WHOLE)
+    healthy = {host for host, state in table.items() if state == 1 and host in stage[1]}
+    assert healthy == {HEALTHY, HOLE, NEW, RESTARTED}
+    assert table.items() >= {name: SEVERITIES[one] for name, one in severities.items()}.items()
+    for name in dict(zip(severities.values(), severities, strict=True)).values():
+        assert _shown(stage, "State", "A", WHOLE, name) == {"": table[name]}
+    rows = _shown(stage, "Firing alerts", "A", WHOLE)
+    # This Prometheus has no rules, and a row says so.
+    assert rows.keys() - {""} == {name for name, one in severities.items() if one != "info"}
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "crashes"), [(20, 220, 3), (40, 50, 0), (100, 220, 3), (190, 220, 0)]
+)
+def test_a_hole_in_the_range_hides_and_invents_nothing(
+    stage: Stage, start: float, end: float, crashes: int
+) -> None:
+    assert _shown(stage, "Crashes", "A", (start, end), HOLE) == {"": crashes}
+
+
+def test_what_an_exporter_counted_before_it_was_known_is_not_of_the_range(stage: Stage) -> None:
+    for panel in ("Clients lost", "Crashes"):
+        assert _shown(stage, panel, "A", (-600, MADE_SECONDS), NEW) == {"": 0}
+
+
+def test_counters_of_hosts_without_an_event_are_not_read(stage: Stage) -> None:
+    prometheus, windows = stage
+    began = windows[HEALTHY].start
+    window = Window(began - 1, began + 60)
+    fleet = next(load(path) for path in FILES if path.stem == "mps-fleet")
+    (query,) = (one["query"] for one in variables(fleet) if one["name"] == "eventful")
+    found = prometheus.moment(filled(variable_selector(query), **window.variables), window.end)
+    hosts = {labels["instance"] for labels, _ in found}
+    assert hosts >= {"fault", "server-killed", "context-limit", OLDER}
+    assert not hosts & {"three-users", NEW}
+
+
+@pytest.mark.parametrize("step", [5, 30])
+def test_bars_add_up_to_the_tile_across_a_restart(stage: Stage, step: float) -> None:
+    prometheus, windows = stage
+    began = windows[HEALTHY].start
+    assert _shown(stage, "Crashes", "A", (-1, 120), RESTARTED) == {"": 5}
+    # The restart is between the last scrape before the range and the first in it.
+    assert _shown(stage, "Crashes", "A", (60.4, 120.4), RESTARTED) == {"": 3}
+    (bars,) = (t for t in targets() if t.panel.startswith("Crashes, ") and t.ref == "A")
+    expr = filled(bars.expr, __interval=f"{step}s", job=JOB, instance=RESTARTED)
+    found = prometheus.span(expr, Window(began, began + 120), step=step)
+    assert sum(sum(values) for _, values in found) == 5
+
+
+def test_a_host_that_was_removed_is_gone_since_then(stage: Stage) -> None:
+    assert _shown(stage, "Hosts, worst first", "A", WHOLE)[REMOVED] == 5
+    since = _shown(stage, "Hosts, worst first", "J", WHOLE)
+    assert set(since) >= {REMOVED}
+    assert since[REMOVED] / 1000 - stage[1][HEALTHY].start == pytest.approx(60, abs=1)
+    assert HEALTHY not in since
+
+
+def test_an_older_exporter_is_shown_with_what_it_has(stage: Stage) -> None:
+    fault = read_recording(RECORDINGS / "fault.rec.gz")
+    for panel in ("Clients lost", "Crashes", "Lost in range", "Waiting", "Bad daemons", "State"):
+        both = [
+            _shown(stage, panel, "A", (-1, fault.duration_seconds // 1), name)
+            for name in ("fault", OLDER)
+        ]
+        assert [*both[0].values()] == [*both[1].values()] != [], panel

@@ -5,69 +5,49 @@ from dataclasses import replace
 import pytest
 
 from testing.attacker import LOGS, PIPE
-from testing.own_host import Daemon, OwnHost
+from testing.own_host import OwnHost
 from testing.waiting import wait_for
 
 KEPT = "/run/kept"
 """A second mount of the logs' file system: it stays, like the daemon's descriptor."""
 
 
-def run(host: OwnHost, *command: str) -> None:
-    assert host.start(*command).wait() == 0
+@pytest.mark.parametrize(
+    ("breaks", "mends", "daemon_writes"),
+    [
+        (f"! head -c 2M /dev/zero >{LOGS}/fill", f"rm {LOGS}/fill", False),
+        (f"mount -o remount,ro {KEPT}", f"mount -o remount,rw {KEPT}", False),
+        # The daemon continues to write to its open files, and the exporter to read them.
+        (f"umount --lazy {LOGS}", f"mount --bind {KEPT} {LOGS}", True),
+    ],
+    ids=["full", "read-only", "unmounted"],
+)
+def test_nothing_is_lost_and_nothing_fails(
+    host: OwnHost, breaks: str, mends: str, daemon_writes: bool
+) -> None:
+    def run(script: str) -> None:
+        assert host.start("sh", "-c", script).wait() == 0
 
+    def crashes(count: int) -> None:
+        daemon.crash(7000 + count)
+        wait_for(lambda: daemon.crashes == count)
 
-def begin(host: OwnHost) -> Daemon:
-    """A daemon whose logs have a file system of 1 MiB, with one crash that is counted."""
-    for command in (
-        f"mkdir -p {LOGS} {KEPT}",
-        f"mount -t tmpfs -o size=1m tmpfs {KEPT}",
-        f"mount --bind {KEPT} {LOGS}",
-    ):
-        run(host, *command.split(" "))
+    def is_whole(count: int) -> None:
+        metrics = host.scrape()
+        assert {one.value for one in metrics["mps_scrape_collector_success"]} == {1}
+        assert metrics.value("mps_control_up", daemon=PIPE) == 1
+        assert daemon.crashes == count
+
+    run(f"mkdir -p {LOGS} {KEPT}; mount -t tmpfs -o size=1m tmpfs {KEPT}")
+    run(f"mount --bind {KEPT} {LOGS}")
     daemon = replace(host.daemon(), logs=KEPT)
     host.serve()
     wait_for(lambda: daemon.value("mps_control_log_readable", log="control"))
-    daemon.crash(7001)
-    wait_for(lambda: daemon.crashes == 1)
-    return daemon
-
-
-def is_whole(host: OwnHost) -> bool:
-    """Whether a scrape says what it said before."""
-    metrics = host.scrape()
-    failed = [one for one in metrics["mps_scrape_collector_success"] if one.value != 1]
-    return not failed and metrics.value("mps_control_up", daemon=PIPE) == 1
-
-
-def test_a_full_file_system(host: OwnHost) -> None:
-    daemon = begin(host)
-    with pytest.raises(OSError, match="No space left on device"):
-        host.outside(f"{LOGS}/fill").write_bytes(bytes(2 << 20))
-    assert is_whole(host)
-    assert daemon.crashes == 1
-    host.outside(f"{LOGS}/fill").unlink()
-    daemon.crash(7002)
-    wait_for(lambda: daemon.crashes == 2)
-
-
-def test_a_read_only_file_system(host: OwnHost) -> None:
-    daemon = begin(host)
-    run(host, "mount", "-o", "remount,ro", KEPT)
-    assert is_whole(host)
-    assert daemon.crashes == 1
-    run(host, "mount", "-o", "remount,rw", KEPT)
-    daemon.crash(7002)
-    wait_for(lambda: daemon.crashes == 2)
-
-
-def test_a_file_system_that_is_unmounted_and_mounted_again(host: OwnHost) -> None:
-    """The daemon continues to write to its open files, and the exporter to read them."""
-    daemon = begin(host)
-    run(host, "umount", "--lazy", LOGS)
-    daemon.crash(7002)
-    wait_for(lambda: daemon.crashes == 2)
-    assert is_whole(host)
-    run(host, "mount", "--bind", KEPT, LOGS)
-    daemon.crash(7003)
-    wait_for(lambda: daemon.crashes == 3)
-    assert is_whole(host)
+    crashes(1)
+    run(breaks)
+    if daemon_writes:
+        crashes(2)
+    is_whole(1 + daemon_writes)
+    run(mends)
+    crashes(2 + daemon_writes)
+    is_whole(2 + daemon_writes)

@@ -99,17 +99,19 @@ def shape_of(snapshot: Snapshot) -> object:
 
 
 def told_by_programs(snapshots: Sequence[Snapshot]) -> Iterator[Told]:
-    """Yield the texts of page, API and doctor for each state, and for worse states."""
-    last: object = None
+    """Yield the texts of page, API and doctor for each state of a daemon, and for worse states."""
+    last: dict[str, object] = {}
     for number, snapshot in enumerate(snapshots):
-        if (shape := shape_of(snapshot)) == last:
-            continue
-        last = shape
-        yield from (Told(number, *told) for told in texts_of(snapshot))
-        for seen in worse(snapshot):
-            # Only what differs in a worse state, which is less work.
-            worst = (*texts_of_findings(seen), *texts_of_processes(seen))
-            yield from (Told(number, *told) for told in worst)
+        for daemon in snapshot.daemons:
+            alone = replace(snapshot, daemons=(daemon,))
+            if (shape := shape_of(alone)) == last.get(daemon.pipe_directory):
+                continue
+            last[daemon.pipe_directory] = shape
+            yield from (Told(number, *told) for told in texts_of(alone))
+            for seen in worse(alone):
+                # Only what differs in a worse state, which is less work.
+                worst = (*texts_of_findings(seen), *texts_of_processes(seen))
+                yield from (Told(number, *told) for told in worst)
 
 
 def is_healthy(client: Client) -> bool:

@@ -36,45 +36,25 @@ COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @dataclass
-class Seen:
-    """Metrics of the exporter without flags, and with all daemons named."""
-
-    unnamed: Page
-    named: Page
-
-
-@dataclass
 class Scene:
-    """Four daemons, and what is seen of them with each of the rights."""
+    """Metrics of the exporter with each of the rights: without flags, and with daemons named."""
 
-    clients: dict[str, int]
-    seen: dict[str, Seen]
+    client: str  # PID of the client of the open daemon.
+    seen: dict[str, tuple[Page, Page]]
 
 
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
+    limits = {
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G",
+        "CUDA_MPS_CLIENT_PRIORITY": "1",
+    }
     with own_host() as host:
-        daemons = {
-            "open": host.daemon(),
-            "elsewhere": host.daemon(*ELSEWHERE),
-            "closed": _closed(host),
-            "container": host.daemon(
-                inside=in_container({one: f"{CONTAINER}{one}" for one in OPEN})
-            ),
-        }
-        clients = {
-            name: host.client(
-                daemon,
-                1002,
-                environment={
-                    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
-                    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G",
-                    "CUDA_MPS_CLIENT_PRIORITY": "1",
-                },
-            )
-            for name, daemon in daemons.items()
-        }
-        yield Scene(clients, {name: _look(host, *how) for name, how in COLUMNS.items()})
+        boxed = in_container({one: f"{CONTAINER}{one}" for one in OPEN})
+        daemons = (host.daemon(), host.daemon(*ELSEWHERE), _closed(host), host.daemon(inside=boxed))
+        pid, *_ = [host.client(daemon, 1002, environment=limits) for daemon in daemons]
+        yield Scene(str(pid), {name: _look(host, *how) for name, how in COLUMNS.items()})
 
 
 def _closed(host: OwnHost) -> Daemon:
@@ -86,54 +66,39 @@ def _closed(host: OwnHost) -> Daemon:
     return daemon
 
 
-def _look(host: OwnHost, rights: Sequence[str], inside: Sequence[str]) -> Seen:
-    names = []
-    for pipe, log in (OPEN, ELSEWHERE, CLOSED):
-        names += [f"--mps.pipe-directory={pipe}", f"--mps.log-directory={log}"]
+def _look(host: OwnHost, rights: Sequence[str], inside: Sequence[str]) -> tuple[Page, Page]:
+    named = [
+        f"--mps.{kind}-directory={path}"
+        for both in (OPEN, ELSEWHERE, CLOSED)
+        for kind, path in zip(("pipe", "log"), both, strict=True)
+    ]
     found = []
-    for flags in ([], names):
+    for flags in ([], named):
         host.serve(*flags, rights=rights, inside=inside)
         found.append(host.scrape())
         host.stop_exporters()
-    return Seen(*found)
+    return found[0], found[1]
 
 
 # ---------------------------------------------------------------------- what the rows are about
 
 
-def _answers(metrics: Page, scene: Scene) -> bool:
-    return (
-        metrics.value("mps_control_up", daemon=OPEN[0]) == 1
-        and metrics.value("mps_control_state", daemon=OPEN[0], mps_control_state="answering") == 1
-        and metrics.value("mps_server_clients", daemon=OPEN[0]) == 1
-    )
+def _values(metrics: Page, *names: str, **labels: str) -> set[float | None]:
+    """Return the values of these metrics of the open daemon."""
+    return {metrics.value(name, daemon=OPEN[0], **labels) for name in names}
 
 
-def _has_a_process(metrics: Page, scene: Scene) -> bool:
-    return all(
-        metrics.value(name, daemon=OPEN[0]) is not None
-        for name in ("mps_control_info", "mps_control_start_time_seconds")
-    )
-
-
-def _container_answers(metrics: Page, scene: Scene) -> bool:
-    ours = {directory for directory, _ in (OPEN, ELSEWHERE, CLOSED)}
-    others = [
-        sample
-        for sample in metrics.get("mps_control_up", ())
-        if sample.labels["daemon"] not in ours
-    ]
+def _container_answers(metrics: Page, client: str) -> bool:
+    ours = {OPEN[0], ELSEWHERE[0], CLOSED[0]}
+    others = [one for one in metrics.get("mps_control_up", ()) if one.labels["daemon"] not in ours]
     assert len(others) <= 1
     return [sample.value for sample in others] == [1]
 
 
-def _follows(directory: str) -> Callable[[Page, Scene], bool]:
-    def follows(metrics: Page, scene: Scene) -> bool:
-        readable = {
-            metrics.value("mps_control_log_readable", daemon=directory, log=log)
-            for log in ("control", "server")
-        }
-        assert readable <= {None, 0, 1}
+def _follows(directory: str) -> Callable[[Page, str], bool]:
+    def follows(metrics: Page, client: str) -> bool:
+        name = "mps_control_log_readable"
+        readable = {one.value for one in metrics.all(name, daemon=directory)}
         counted = metrics.value("mps_control_starts_total", daemon=directory)
         assert (readable == {1}) == (counted is not None)
         return readable == {1}
@@ -141,35 +106,38 @@ def _follows(directory: str) -> Callable[[Page, Scene], bool]:
     return follows
 
 
-def _client(metrics: Page, scene: Scene) -> dict[str, str]:
-    pid = str(scene.clients["open"])
-    found = [one for one in metrics.get("mps_client_info", ()) if one.labels["pid"] == pid]
+def _client(metrics: Page, pid: str) -> dict[str, str]:
+    found = metrics.all("mps_client_info", pid=pid)
     return found[0].labels if found else {}
 
 
-def _limits(metrics: Page, scene: Scene) -> bool:
-    pid = str(scene.clients["open"])
+def _limits(metrics: Page, pid: str) -> bool:
     seen = [
         metrics.value(f"mps_client_{name}", pid=pid)
         for name in ("active_thread_ratio", "memory_limit_bytes", "priority")
     ]
     assert seen in ([0.25, 1 << 30, 1], [None, None, None])
-    source = _client(metrics, scene).get("limit_source", "unknown")
+    source = _client(metrics, pid).get("limit_source", "unknown")
     assert source == ("unknown" if seen[0] is None else "client")
     return seen[0] is not None
 
 
-ROWS: dict[str, Callable[[Page, Scene], bool]] = {
-    "daemons that answer": _answers,
-    "their processes": _has_a_process,
+ROWS: dict[str, Callable[[Page, str], bool]] = {
+    "daemons that answer": lambda metrics, _: (
+        _values(metrics, "mps_control_up", "mps_server_clients") == {1}
+        and _values(metrics, "mps_control_state", mps_control_state="answering") == {1}
+    ),
+    "their processes": lambda metrics, _: (
+        None not in _values(metrics, "mps_control_info", "mps_control_start_time_seconds")
+    ),
     "daemons whose directories lie in a container": _container_answers,
     "incidents, waits and sessions": _follows(OPEN[0]),
     "the same, from logs elsewhere": _follows(ELSEWHERE[0]),
     "the same, where only the owner": _follows(CLOSED[0]),
-    "the user, program, container": lambda metrics, scene: (
-        _client(metrics, scene).get("command") == "train"
+    "the user, program, container": lambda metrics, pid: (
+        _client(metrics, pid).get("command") == "train"
     ),
-    "its PID namespace": lambda metrics, scene: bool(_client(metrics, scene).get("pid_namespace")),
+    "its PID namespace": lambda metrics, pid: bool(_client(metrics, pid).get("pid_namespace")),
     "its own limits": _limits,
 }
 
@@ -197,49 +165,41 @@ def test_the_page_and_the_test_have_the_same_rows_and_columns() -> None:
 @pytest.mark.parametrize("column", COLUMNS)
 def test_what_the_table_promises_is_what_there_is(scene: Scene, column: str) -> None:
     columns, rows = table()
-    seen = scene.seen[column]
     promised, shown = {}, {}
     for row, cells in rows.items():
         for beginning, question in ROWS.items():
             if row.startswith(beginning):
                 promised[row] = cells[columns.index(column)]
-                runs = (("yes", seen.unnamed), ("configured", seen.named))
-                found = (word for word, metrics in runs if question(metrics, scene))
+                runs = zip(("yes", "configured"), scene.seen[column], strict=True)
+                found = (word for word, metrics in runs if question(metrics, scene.client))
                 shown[row] = next(found, "no")
     assert shown == promised
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_no_other_metric_is_missing(scene: Scene, column: str) -> None:
+def test_no_other_metric_is_missing_and_none_is_made_up(scene: Scene, column: str) -> None:
     """All metrics of reachable daemons exist, except those that the table excludes."""
     columns, rows = table()
-    root = scene.seen["root"].named
-    all_there_is = root.keys()
+    (_, root), (_, named) = scene.seen["root"], scene.seen[column]
     lost = set()
     for row, cells in rows.items():
         if cells[columns.index(column)] == "no":
             lost |= set(re.findall(r"`(mps_[a-z_]+)`", row))
     # Labels of a metric that is there all the same.
     lost -= {"mps_client_info"}
-    missing = all_there_is - scene.seen[column].named.keys()
-    assert missing == lost & all_there_is, [root[name] for name in missing - lost]
-    more = scene.seen[column].named.keys() - all_there_is
-    assert more <= {"mps_advice"}
-
-
-@pytest.mark.parametrize("column", COLUMNS)
-def test_nothing_is_reported_of_another_users_daemon(scene: Scene, column: str) -> None:
-    """Whatever could not be read: no client is at two daemons, and no daemon is made up."""
-    for metrics in (scene.seen[column].unnamed, scene.seen[column].named):
+    missing = root.keys() - named.keys()
+    assert missing == lost & root.keys(), [root[name] for name in missing - lost]
+    assert named.keys() - root.keys() <= {"mps_advice"}
+    for metrics in scene.seen[column]:
         clients = [one.labels["pid"] for one in metrics.get("mps_client_info", ())]
-        assert len(clients) == len(set(clients))
+        assert len(clients) == len(set(clients)), "no client is at two daemons"
         assert len(metrics.get("mps_control_up", ())) <= 4
         assert all(one.value == 1 for one in metrics.get("mps_control_up", ()))
 
 
 def test_what_could_not_be_read_is_counted(scene: Scene) -> None:
     name = "mps_exporter_unreadable_environments"
-    assert scene.seen["root"].unnamed.value(name) == 0
-    assert scene.seen["user + both"].unnamed.value(name) == 0
-    assert (scene.seen["user"].unnamed.value(name) or 0) >= 3
-    assert (scene.seen["user + PTRACE"].unnamed.value(name) or 0) >= 4
+    unread = {column: unnamed.value(name) or 0 for column, (unnamed, _) in scene.seen.items()}
+    assert unread["root"] == unread["user + both"] == 0
+    assert unread["user"] >= 3
+    assert unread["user + PTRACE"] >= 4

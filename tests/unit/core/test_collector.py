@@ -261,6 +261,20 @@ async def test_two_daemons_that_share_a_log_directory_are_distinguished(
     assert "daemon_died" not in {one.kind for one in first.incidents}
 
 
+async def test_a_daemon_that_hangs_delays_no_other(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queries of all daemons run at the same time."""
+    process = replace(host.daemon, pid=631)
+    other = replace(host.facts, pipe_directory="/other", process=process, lock_holder_pid=631)
+    finds(host, monkeypatch, host.facts, other)
+    host.gate = asyncio.Event()
+    collection = asyncio.create_task(host.collector().collect())
+    await until(lambda: len(host.runs) == 2)
+    host.gate.set()
+    await collection
+
+
 async def test_counters_of_a_log_appear_once_it_was_readable(host: ScriptedHost) -> None:
     collector, counted = host.collector(), list[set[str]]()
     for host.readable in (("control",), ("control", "server"), ("control",)):

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -75,68 +74,45 @@ def test_the_health_check_asks_a_server_that_runs_whether_it_is_healthy() -> Non
 # ---------------------------------------------------------------------- the entrypoint
 
 
-Entry = Callable[..., subprocess.CompletedProcess[str]]
-
 PTRACE_AND_READ = "0000000000080004"
-ALL_OF_USE = "0000000400080004"
-DOCKERS_DEFAULT = "00000000a80425fb"
-
-
-@pytest.fixture
-def entry(tmp_path: Path) -> Entry:
-    """The entrypoint, with a status file and programs that only say that they were started."""
-    for name in ("bin/mps-exporter", "libexec/setpriv"):
-        path = tmp_path / name
-        path.parent.mkdir()
-        path.write_text(f'#!/bin/sh\necho {name} "$@"\n')
-        path.chmod(0o755)
-    (tmp_path / "bin" / "id").write_text('#!/bin/sh\necho "$TEST_UID"\n')
-    (tmp_path / "bin" / "id").chmod(0o755)
-    script = (ROOT / "deploy" / "image" / "entrypoint.sh").read_text()
-    script = script.replace("/proc/self/status", str(tmp_path / "status"))
-    script = script.replace("home=/opt/mps-exporter", f"home={tmp_path}")
-    (tmp_path / "entrypoint").write_text(script)
-
-    def run(bounding: str, *, uid: int = 64730, no_new_privileges: int = 0) -> object:
-        status = f"Name:\tsh\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new_privileges}\n"
-        (tmp_path / "status").write_text(status)
-        words = ("/bin/sh", tmp_path / "entrypoint", "serve", "--log.level=warn")
-        variables = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TEST_UID": str(uid)}
-        return output_of(*words, env=variables, check=True)
-
-    return run  # type: ignore[return-value]
-
-
-def test_a_container_without_added_rights_starts_the_exporter_as_it_is(entry: Entry) -> None:
-    result = entry(DOCKERS_DEFAULT)
-    assert (result.stdout, result.stderr) == ("bin/mps-exporter serve --log.level=warn\n", "")
+SETPRIV = "libexec/setpriv --inh-caps={0} --ambient-caps={0} -- HOME/bin/mps-exporter"
+AS_IT_IS = "bin/mps-exporter"
+USER, ROOT_USER = 64730, 0
 
 
 @pytest.mark.parametrize(
-    ("bounding", "handed_on"),
+    ("bounding", "uid", "no_new_privileges", "started"),
     [
-        (PTRACE_AND_READ, "+dac_read_search,+sys_ptrace"),
-        (ALL_OF_USE, "+dac_read_search,+sys_ptrace,+syslog"),
-        ("0000000000080000", "+sys_ptrace"),
-        ("0000000000000004", "+dac_read_search"),
-        ("000001ffffffffff", "+dac_read_search,+sys_ptrace,+syslog"),
+        ("00000000a80425fb", USER, 0, AS_IT_IS),  # Docker's default
+        (PTRACE_AND_READ, USER, 0, "+dac_read_search,+sys_ptrace"),
+        ("0000000400080004", USER, 0, "+dac_read_search,+sys_ptrace,+syslog"),
+        ("0000000000080000", USER, 0, "+sys_ptrace"),
+        ("0000000000000004", USER, 0, "+dac_read_search"),
+        ("000001ffffffffff", USER, 0, "+dac_read_search,+sys_ptrace,+syslog"),
+        (PTRACE_AND_READ, ROOT_USER, 0, AS_IT_IS),  # which has them already
+        (PTRACE_AND_READ, USER, 1, AS_IT_IS),
     ],
 )
 def test_added_rights_are_handed_on_and_no_others(
-    entry: Entry, bounding: str, handed_on: str
+    tmp_path: Path, bounding: str, uid: int, no_new_privileges: int, started: str
 ) -> None:
-    words = entry(bounding).stdout.split()
-    rights = [f"--inh-caps={handed_on}", f"--ambient-caps={handed_on}"]
-    assert words[:4] == ["libexec/setpriv", *rights, "--"]
-    assert words[4].endswith("/bin/mps-exporter")
-    assert words[5:] == ["serve", "--log.level=warn"]
-
-
-def test_root_has_what_was_added_already(entry: Entry) -> None:
-    assert entry(PTRACE_AND_READ, uid=0).stdout.startswith("bin/mps-exporter ")
-
-
-def test_missing_capabilities_are_reported_and_the_exporter_starts(entry: Entry) -> None:
-    result = entry(PTRACE_AND_READ, no_new_privileges=1)
-    assert result.stdout.startswith("bin/mps-exporter ")
-    assert "no-new-privileges" in result.stderr
+    """With a status file, and programs that only print how they were started."""
+    for name in ("bin/mps-exporter", "libexec/setpriv", "bin/id"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "bin" / "id").write_text(f"#!/bin/sh\necho {uid}\n")
+    status = f"Name:\tsh\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new_privileges}\n"
+    (tmp_path / "status").write_text(status)
+    script = (ROOT / "deploy" / "image" / "entrypoint.sh").read_text()
+    script = script.replace("/proc/self/status", str(tmp_path / "status"))
+    (tmp_path / "entrypoint").write_text(
+        script.replace("home=/opt/mps-exporter", f"home={tmp_path}")
+    )
+    words = ("/bin/sh", tmp_path / "entrypoint", "serve", "--log.level=warn")
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    result = output_of(*words, env={"PATH": path}, check=True)
+    shown = result.stdout.replace(str(tmp_path), "HOME")
+    expected = started if started == AS_IT_IS else SETPRIV.format(started)
+    assert shown == f"{expected} serve --log.level=warn\n"
+    assert ("no-new-privileges" in result.stderr) == bool(no_new_privileges)

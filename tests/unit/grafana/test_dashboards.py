@@ -10,6 +10,7 @@ from grafana.boards import BOARDS
 from grafana.style import Json
 from testing.dashboards import FILES, load, panels
 from testing.rule_files import alerts
+from tests.unit.grafana.subjects import subjects
 
 DASHBOARDS = [pytest.param(load(path), id=path.stem) for path in FILES]
 
@@ -34,6 +35,13 @@ def test_exports_ask_for_the_data_source_and_name_what_they_need(tmp_path: Path)
         assert {"grafana", "prometheus"} <= {each["id"] for each in exported["__requires"]}
         assert exported["editable"]
         assert exported["panels"] == load(path)["panels"]
+
+
+def test_every_panel_is_in_the_document_in_its_place() -> None:
+    shown = [(board.uid, panel) for board in BOARDS for row in board.rows for panel in row.panels]
+    wanted = [(uid, name) for uid, panel in shown for name in panel.tiles or (panel.title,)]
+    assert [(dashboard, panel) for dashboard, panel, _ in subjects()] == wanted
+    assert len(shown) <= 90, "more are not read"
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS)

@@ -8,16 +8,13 @@ import pytest
 from mps_exporter.metrics import CATALOGUE
 from testing import promql
 from testing.each import each
-from testing.promql import PromqlError, Schema
-from testing.rule_files import Rule, alerts, records, rules
+from testing.promql import PromqlError
+from testing.rule_files import Rule, alerts, rules
 from tests.unit.rules import templates
+from tests.unit.rules.templates import schema
 
 RULES = each(rules())
 ALERTS = each(alerts())
-
-
-def schema() -> Schema:
-    return Schema({rule.record: rule.expr for rule in records()})
 
 
 def everything(rule: Rule) -> list[str]:

@@ -21,6 +21,7 @@ from testing.rule_files import (
     rules,
     unit_tests,
 )
+from tests.unit.rules.templates import schema
 from tools.generate_docs import alert_rule
 
 ALERTS = each(alerts())
@@ -92,8 +93,7 @@ def test_the_dashboard_of_an_alert_opens_with_its_object_chosen(rule: Rule) -> N
     """It sets each visible variable for which the alert has a label. A receiver adds the time."""
     uid, parameters = rule.annotations["dashboard_url"].removeprefix(DASHBOARD_BASE).split("?")
     (board,) = (board for board in BOARDS if board.uid == uid)
-    schema = promql.Schema({rule.record: rule.expr for rule in records()})
-    labels = schema.labels(promql.parse(rule.expr)) or frozenset[str]()
+    labels = schema().labels(promql.parse(rule.expr)) or frozenset[str]()
     offered = {one.name for one in board.variables if one.name == "job" or not one.hidden}
     chosen = set(re.findall(r"var-(\w+)=\{\{(?:\.|\$labels\.\1)\|urlquery\}\}", parameters))
     assert chosen == offered & labels or rule.alert == "MpsExporterAbsent"
@@ -167,12 +167,11 @@ def test_alert_is_tested_firing_and_not_firing(name: str) -> None:
 
 def test_tests_use_series_that_the_exporter_can_have() -> None:
     """Series that no exporter writes would make a test meaningless."""
-    schema = promql.Schema({rule.record: rule.expr for rule in records()})
     target = {"namespace", "pod", "container"}  # as a ServiceMonitor adds them
     for file, test in unit_tests():
         for given in test["input_series"]:
             node = promql.parse(given["series"])
-            known = schema.series(node.name).labels | target
+            known = schema().series(node.name).labels | target
             labels = {label for label, _, _ in promql.matchers(node)}
             assert labels <= known, f"{file.name}: {given['series']}: {labels - known}"
 
@@ -194,7 +193,6 @@ def test_prometheus_loads_all_rule_files() -> None:
 def test_alertmanager_speaks_of_alerts_that_exist() -> None:
     """In each matcher of an inhibition, every branch names at least one alert, with its labels."""
     config = yaml.safe_load((ROOT / "alertmanager.yml").read_text())
-    schema = promql.Schema({rule.record: rule.expr for rule in records()})
     for inhibition in config["inhibit_rules"]:
         for side in ("source_matchers", "target_matchers"):
             (named,) = [text for text in inhibition[side] if text.startswith("alertname")]
@@ -205,5 +203,5 @@ def test_alertmanager_speaks_of_alerts_that_exist() -> None:
                 if "|" not in pattern:
                     wanted = {*inhibition["equal"]} - {"cluster"}
                     for rule in found:
-                        labels = schema.labels(promql.parse(rule.expr)) or frozenset()
+                        labels = schema().labels(promql.parse(rule.expr)) or frozenset()
                         assert wanted <= labels, named
