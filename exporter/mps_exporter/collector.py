@@ -461,6 +461,7 @@ class Collector:
         """Follow logs and exits until cancelled; find daemons first, so that no line is missed."""
         search_at = 0.0
         while True:
+            failure: Exception | None = None
             try:
                 if not self._daemons and time.monotonic() >= search_at:
                     search_at = time.monotonic() + policy.DAEMON_SEARCH_INTERVAL_SECONDS
@@ -470,13 +471,18 @@ class Collector:
                     pass
                 with contextlib.suppress(SourceTimeoutError, OSError):  # a collection reports it
                     await self.watch_processes()
+            except Exception as error:  # noqa: BLE001 - the next poll may succeed
+                failure = error
+            try:  # NVML is read in this wait, whatever the logs do
                 await self._host.wait_for_next_poll()
             except Exception as error:  # noqa: BLE001 - no thread was left, for example
-                text = "cannot follow the logs"
-                self._transitions.failed("tail", message=text, err=repr(error))
-                await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
-            else:
+                failure = error
+            if failure is None:
                 self._transitions.recovered("tail", message="the logs are followed again")
+            else:
+                text = "cannot follow the logs"
+                self._transitions.failed("tail", message=text, err=repr(failure))
+                await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
 
     def _publish(self) -> None:
         for record in self._daemons.values():

@@ -474,3 +474,23 @@ async def test_without_a_thread_for_a_wait_the_logs_are_followed_later(
     assert not following.done()
     assert caplog.messages.count("cannot follow the logs") == 1
     following.cancel()
+
+
+async def test_nvml_is_read_between_collections_although_the_logs_cannot_be_followed(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = 0
+
+    async def wait() -> None:
+        nonlocal waits
+        waits += 1
+
+    async def fail() -> None:
+        raise RuntimeError("no such process")
+
+    monkeypatch.setattr(host, "wait_for_next_poll", wait)
+    collector = host.collector()
+    monkeypatch.setattr(collector, "watch_processes", fail)
+    following = asyncio.create_task(collector.run_between_collections())
+    await until(lambda: following.done() or waits > 1)
+    following.cancel()
