@@ -48,6 +48,13 @@ TLS12_SUITES = {
 }
 """Go's name -> OpenSSL's, for the suites that Go 1.26 does not call insecure."""
 
+CURVES = {
+    "CurveP256": "prime256v1",
+    "CurveP384": "secp384r1",
+    "CurveP521": "secp521r1",
+    "X25519": "X25519",
+}
+
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 CLIENT_AUTH = {
@@ -86,6 +93,7 @@ class TLSConfig:
     max_version: str = "TLS13"
     cipher_suites: tuple[str, ...] = ()
     prefer_server_cipher_suites: bool = True
+    curve_preferences: tuple[str, ...] = ()
 
     @property
     def enabled(self) -> bool:
@@ -231,6 +239,7 @@ def _tls_problems(tls: TLSConfig) -> Iterator[Problem]:
     yield from _unknown("max_version", [tls.max_version], VERSIONS, "TLS version")
     suites = {*TLS12_SUITES, *TLS13_SUITES}
     yield from _unknown("cipher_suites", tls.cipher_suites, suites, "cipher suite")
+    yield from _unknown("curve_preferences", tls.curve_preferences, CURVES, "curve")
     if not tls.enabled:
         return
     if not (tls.cert or tls.cert_file):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mps_exporter.limits_timeouts_intervals import MAX_CERTIFICATE_BYTES
 
-from .config import CLIENT_AUTH, TLS12_SUITES, TLS_KEY, VERSIONS, TLSConfig, WebConfigError
+from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, TLS_KEY, VERSIONS, TLSConfig, WebConfigError
 
 
 class Pem(NamedTuple):
@@ -51,6 +51,7 @@ def make_context(config: TLSConfig, cert: Pem, key: Pem, client_ca: Pem) -> ssl.
     else:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     _versions_and_ciphers(context, config)
+    _curves(context, config)
     _load_certificate(context, cert, key)
     context.verify_mode = CLIENT_AUTH[config.client_auth_type]
     if context.verify_mode != ssl.CERT_NONE:
@@ -65,6 +66,20 @@ def _versions_and_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
     context.minimum_version = VERSIONS[config.min_version if ciphers else "TLS13"]
     if ciphers:
         context.set_ciphers(":".join(ciphers))
+
+
+def _curves(context: ssl.SSLContext, config: TLSConfig) -> None:
+    names = [CURVES[name] for name in config.curve_preferences]
+    set_groups = getattr(context, "set_groups", None)
+    if set_groups is not None and names:  # Python 3.15
+        set_groups(":".join(names))
+    elif len(names) > 1:
+        raise WebConfigError(
+            "this version of Python can set one curve only; name one, or leave the key out for all",
+            key=f"{TLS_KEY}.curve_preferences",
+        )
+    elif names:
+        context.set_ecdh_curve(names[0])
 
 
 def read_file(path: str) -> bytes:
