@@ -20,6 +20,7 @@ from mps_exporter.findings.finding import (
 from mps_exporter.findings.gpus import predates_volta
 from mps_exporter.humanize import capitalize, count, join_some, memory, printable, processes
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
+from mps_exporter.mps.tool_commands import PIPE_DIRECTORY_BYTES, path_bytes
 from mps_exporter.observations import ClosedFolder, DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 
@@ -223,14 +224,29 @@ def _possible_causes(
     "A control daemon was set up and does not run",
     "A systemd unit is enabled, or Kubernetes has made a directory for it: programs that are "
     "started for it wait, or run without MPS.",
-    "See why it does not run: systemctl status UNIT, or the daemon's pod on this node "
-    "(kubectl get pods -A -o wide).",
     page="mps-daemon-never-starts-in-kubernetes",
 )
 def daemon_promised(host: HostFacts) -> Cases:
-    promised = [one for one in host.leftovers.directories if one.promised_by]
-    if those := [f"{shown_path(one.path)} ({one.promised_by})" for one in promised]:
-        yield Case(f"No control daemon runs where one was set up: {join_some(those)}.")
+    for too_long in (False, True):  # a path that is too long is a separate cause
+        promised = [
+            one
+            for one in host.leftovers.directories
+            if one.promised_by and (path_bytes(one.path) > PIPE_DIRECTORY_BYTES) == too_long
+        ]
+        if not promised:
+            continue
+        those = [f"{shown_path(one.path)} ({one.promised_by})" for one in promised]
+        text = f"No control daemon runs where one was set up: {join_some(those)}."
+        remedy = (
+            "See why it does not run: systemctl status UNIT, or the daemon's pod on this node "
+            "(kubectl get pods -A -o wide)."
+        )
+        if too_long:
+            longest = max(path_bytes(one.path) for one in promised)
+            text += f" No daemon can run there: the path has {longest} bytes, of at most "
+            text += f"{PIPE_DIRECTORY_BYTES}."
+            remedy = "Set a shorter CUDA_MPS_PIPE_DIRECTORY, also for its clients."
+        yield Case(text, remedy)
 
 
 @of_leftovers(

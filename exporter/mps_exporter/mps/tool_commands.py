@@ -42,6 +42,9 @@ PROBE: tuple[str, ...] = ("get_server_list", FENCE)
 servers and a collision would look the same."""
 
 SOCKET_PATH_BYTES = 107  # Maximum length of a Unix socket's path in the kernel.
+PIPE_DIRECTORY_BYTES = 87
+"""Maximum length of a pipe directory's path: with 88 bytes a daemon ends with status 1 (measured).
+Its second socket there is control_privileged."""
 
 
 class ForbiddenCommandError(ValueError):

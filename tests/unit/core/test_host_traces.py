@@ -137,6 +137,20 @@ def test_what_an_ordinary_user_left_is_no_verdict_about_the_node(
     assert diagnosis_exit_status(Diagnosis(seen.snapshot, traces=Leftovers(**both))) == 1
 
 
+def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:
+    set_up = "NVIDIA's device plugin for Kubernetes"
+    fits, long = "/p" * 43 + "x", "/q" * 44
+    traces = Leftovers(directories=(MpsDirectory(fits, 0, set_up), MpsDirectory(long, 0, set_up)))
+    found = Diagnosis(Snapshot(1.0), traces=traces).found
+    short, other = (each for each in found if each.advice.kind == "trace")
+    assert "No daemon can run there" not in short.evidence
+    assert "kubectl" in short.remedy
+    assert f"{long} (" in other.evidence
+    assert fits not in other.evidence
+    assert "has 88 bytes, of at most 87." in other.evidence
+    assert other.remedy.startswith("Set a shorter CUDA_MPS_PIPE_DIRECTORY")
+
+
 def test_the_doctor_looks_around_while_it_waits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -1,13 +1,15 @@
 """Checks that a request must pass before its handler: client certificate and password."""
 
 import asyncio
+import base64
+import binascii
 import hmac
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
-from aiohttp import BasicAuth, web
+from aiohttp import web
 
 from mps_exporter.limits_timeouts_intervals import WRONG_PASSWORD_SECONDS
 from mps_exporter.web import Handler, text_response
@@ -65,12 +67,17 @@ class Passwords:
 
 def credentials(request: web.Request) -> tuple[str, bytes, str] | None:
     """Return user, password (Authorization header) and address; None if missing or invalid."""
-    try:
-        given = BasicAuth.decode(request.headers.get("Authorization", ""), "latin-1")
-    except ValueError:
+    # A single blank separates scheme and credentials, as in Go.
+    scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "basic":
         return None
-    user = given.login.encode("latin-1").decode("utf-8", "surrogateescape")
-    return user, given.password.encode("latin-1"), request.remote or ""
+    try:
+        decoded = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    user, colon, password = decoded.partition(b":")
+    name = user.decode("utf-8", "surrogateescape")
+    return (name, password, request.remote or "") if colon else None
 
 
 def _has_allowed_name(request: web.Request, config: WebConfig) -> bool:
