@@ -21,7 +21,7 @@ from statistics import mean
 
 from bench.host import Daemon, FullHost
 from bench.http import Program, running
-from mps_exporter.limits_timeouts_intervals import SHOWN_AFTER_QUIT_SECONDS
+from mps_exporter.limits_without_a_flag import SHOWN_AFTER_QUIT_SECONDS
 from testing.page import Page
 
 WARM_UP_SECONDS = 900.0

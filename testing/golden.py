@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
+from mps_exporter.commands.doctor_report_and_status import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import recent_incidents
 from mps_exporter.snapshot import Histogram, Snapshot
 from mps_exporter.sources.recording import Recording, read_recording

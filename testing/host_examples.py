@@ -9,7 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
+from mps_exporter.commands.doctor_report_and_status import (
+    Diagnosis,
+    diagnosis_exit_status,
+    diagnosis_lines,
+)
 from mps_exporter.findings import recent_incidents
 from mps_exporter.observations import (
     ClosedFolder,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mps_exporter.limits_timeouts_intervals import TICK_INTERVAL_SECONDS
+from mps_exporter.limits_without_a_flag import TICK_INTERVAL_SECONDS
 from mps_exporter.observations import GpuObservation, NvmlObservation
 from mps_exporter.sources.nvml import NvmlSession
 from testing.fake_nvml import FakeDevice, FakeNvml

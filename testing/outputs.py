@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from html import unescape
 
-from mps_exporter.commands.doctor_report import (
+from mps_exporter.commands.doctor_report_and_status import (
     Diagnosis,
     checks_as_text,
     diagnosis_as_json,
@@ -13,7 +13,7 @@ from mps_exporter.commands.doctor_report import (
     plain,
 )
 from mps_exporter.findings import findings, recent_incidents
-from mps_exporter.findings.one_process import check_process
+from mps_exporter.findings.doctor_pid import check_process
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page

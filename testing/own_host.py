@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.limits_timeouts_intervals import MIN_QUERY_AGE_SECONDS
+from mps_exporter.limits_without_a_flag import MIN_QUERY_AGE_SECONDS
 from testing import fake_mps_daemon
 from testing.fake_host import install_tool
 from testing.page import Page

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from mps_exporter.commands.doctor_report import checks_as_text, checks_exit_status, status_of_ends
+from mps_exporter.commands.doctor_report_and_status import (
+    checks_as_text,
+    checks_exit_status,
+    status_of_ends,
+)
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.before_kill import before_kill
-from mps_exporter.findings.one_process import check_process
+from mps_exporter.findings.doctor_pid import check_process
 from mps_exporter.observations import ContainerName, DaemonFacts, ProcessFacts, ProcessView
 from mps_exporter.snapshot import CollectorName, CollectorResult, Snapshot, Wait
 from testing.player import snapshot_at

@@ -13,7 +13,7 @@ from typing import cast
 from prometheus_client import ProcessCollector
 
 import mps_exporter
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.collector import Collector
 from mps_exporter.flags import REVISION_VARIABLE, Settings
 from mps_exporter.hindsight import Hindsight

@@ -210,7 +210,7 @@ def _start_command(command: str, settings: Settings) -> Coroutine[None, None, in
 
         return top(settings)
     if command == "explain":
-        from mps_exporter.manual import explain
+        from mps_exporter.manual_search import explain
 
         return explain(" ".join(settings.explain_text))
     if command == "record":

@@ -15,7 +15,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Self
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.flags import Settings
 from mps_exporter.logging import TransitionLogger

@@ -4,8 +4,8 @@ from collections import Counter, UserDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.limits_timeouts_intervals import FULL, OF_ORDINARY_USER
+from mps_exporter import limits_without_a_flag as policy
+from mps_exporter.limits_without_a_flag import FULL, OF_ORDINARY_USER
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.server_queries import ServerAnswers, can_answer, has_resumed
 from mps_exporter.mps.state import DaemonState

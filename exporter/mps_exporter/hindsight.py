@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mps_exporter.flags import Settings
-from mps_exporter.limits_timeouts_intervals import MAX_RECORDING_EARLY_SECONDS
+from mps_exporter.limits_without_a_flag import MAX_RECORDING_EARLY_SECONDS
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import (
     ControlObservation,

@@ -5,10 +5,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.before_kill import EndAdvice, before_kill
-from mps_exporter.findings.one_process import Check, check_process
+from mps_exporter.findings.doctor_pid import Check, check_process
 from mps_exporter.merge.inputs import SERVER_PROGRAM
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import Gpu, Incident, Snapshot

@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mps_exporter.commands.doctor_report import checks_as_text, status_of_ends
+from mps_exporter.commands.doctor_report_and_status import checks_as_text, status_of_ends
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.before_kill import before_kill
-from mps_exporter.findings.one_process import check_process
+from mps_exporter.findings.doctor_pid import check_process
 from mps_exporter.humanize import UserNames
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, Literal
 
 from mps_exporter.collector import Collector
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
+from mps_exporter.commands.doctor_report_and_status import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import ADVICE, findings, recent_incidents
 from mps_exporter.humanize import UserNames
-from mps_exporter.limits_timeouts_intervals import MAX_EVIDENCE_PROCESSES
+from mps_exporter.limits_without_a_flag import MAX_EVIDENCE_PROCESSES
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.metric_types import MetricSpec
 from mps_exporter.mps.metrics_from_logs import LOG_METRICS

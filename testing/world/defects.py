@@ -9,7 +9,7 @@ from unittest import mock
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.findings import daemons_and_servers as daemon_findings
 from mps_exporter.findings.finding import HostFacts
-from mps_exporter.limits_timeouts_intervals import END_TO_FAULT_SECONDS
+from mps_exporter.limits_without_a_flag import END_TO_FAULT_SECONDS
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.metrics import exposition
 from mps_exporter.mps.clients import ServerClients

@@ -13,7 +13,7 @@ from random import Random
 from typing import get_args
 from unittest import mock
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.observations import Observation
@@ -40,7 +40,7 @@ from testing.world.script import Action, generate
 SETTLING_MS = round(SETTLING_SECONDS * 1000)
 POLL_MS = 500
 QUIET_MS = 2_500
-CONFIRMING_MS = 1_500  # Longer than limits_timeouts_intervals.py's EXIT_CONFIRM_SECONDS.
+CONFIRMING_MS = 1_500  # Longer than limits_without_a_flag.py's EXIT_CONFIRM_SECONDS.
 EVENTS = ("connections", "disconnections", "server_starts", "faults")
 MAX_SETTLING_MS = 60_000
 SCRAPE_MS = (1_000, 30_000)  # Interval between two moments.

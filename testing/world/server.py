@@ -331,7 +331,7 @@ class Server(Process):
         others = [
             one for one in self.clients if one is not client and ordinal in one.contexts.values()
         ]
-        # limits_timeouts_intervals.py, UNFINISHED_END_SECONDS: up to 487 ms for the only client
+        # limits_without_a_flag.py, UNFINISHED_END_SECONDS: up to 487 ms for the only client
         self.leave(client, least=159, most=225 if others else 487)
         if not others:
             self.abandoned_work[ordinal] = client

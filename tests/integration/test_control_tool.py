@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.tool_commands import ProbeReply, parse_probe, server_replies
 from mps_exporter.observations import DaemonFacts, Outcome
 from mps_exporter.sources.child_process import ProcessResult, run_process

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.sources.live_host import LiveHost

@@ -206,7 +206,7 @@ async def test_a_shortage_of_descriptors_is_logged_once(
         raise OSError(errno.EMFILE, "Too many open files")
 
     async with served(FakeBackend()) as (shown, _):
-        monkeypatch.setattr("mps_exporter.limits_timeouts_intervals.ACCEPT_RETRY_SECONDS", 0.0)
+        monkeypatch.setattr("mps_exporter.limits_without_a_flag.ACCEPT_RETRY_SECONDS", 0.0)
         monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", no_descriptor)
         async with connected(shown[0]):
             await until(lambda: tried >= 4)

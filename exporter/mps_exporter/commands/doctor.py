@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.collector import Collector
-from mps_exporter.commands import doctor_report
+from mps_exporter.commands import doctor_report_and_status as report
 from mps_exporter.findings import ADVICE, recent_incidents
 from mps_exporter.findings.before_kill import before_kill
-from mps_exporter.findings.one_process import check_process, pids_of
+from mps_exporter.findings.doctor_pid import check_process, pids_of
 from mps_exporter.flags import InvalidSettingError, Settings, StartError
 from mps_exporter.hindsight import latest_recording
 from mps_exporter.logging import print_output, supports_colour
@@ -52,8 +52,8 @@ async def collect_twice(settings: Settings) -> Snapshot:
 async def diagnose(settings: Settings) -> int:
     """Print a report, a check, or advice on ending processes; return the exit status."""
     check = wanted = settings.doctor_check
-    if check is not None and check not in doctor_report.CHECKS:
-        named = (one for one in doctor_report.CHECKS[1:] if ADVICE[one].alert == check)
+    if check is not None and check not in report.CHECKS:
+        named = (one for one in report.CHECKS[1:] if ADVICE[one].alert == check)
         if (check := next(named, None)) is None:
             why = f"--check: no finding {wanted!r}; see docs/troubleshooting.md"
             raise InvalidSettingError(why)
@@ -73,11 +73,11 @@ async def diagnose(settings: Settings) -> int:
             below = tuple(one for one in ends[1:] if one.in_danger)
             danger = given[0].in_danger or bool(below)
             shown = [replace(given[0], in_danger=danger, children=below)]
-        status, text = doctor_report.status_of_ends(shown, as_json=as_json, many=len(pids) > 1)
+        status, text = report.status_of_ends(shown, as_json=as_json, many=len(pids) > 1)
         if status and not (as_json or any(one.in_danger for one in given)):
             text = f"What it has started mostly ends with it.\n{text}"
     elif check is not None:
-        status, text = doctor_report.status_of_check(snapshot, check)
+        status, text = report.status_of_check(snapshot, check)
     else:
         status, text = _report(snapshot, settings, settings.path_procfs if live else None)
     print_output(text)
@@ -87,7 +87,7 @@ async def diagnose(settings: Settings) -> int:
 def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple[int, str]:
     """Return the exit status and the report. procfs: None for a recording."""
     colour = supports_colour(sys.stdout, os.environ)
-    paint = doctor_report.coloured if colour else doctor_report.plain
+    paint = report.coloured if colour else report.plain
     about_host = {settings.doctor_pid, settings.doctor_user, settings.doctor_job} == {None}
     pids = [] if about_host else selected_pids(settings, snapshot)
     read = _read_in_time({} if procfs is None else _reads(snapshot, pids, procfs))
@@ -97,22 +97,22 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
     traces = replace(read.get(_LEFT) or Leftovers(), directories=read.get(_DIRECTORIES) or ())
     unread = tuple(str(name) for name, result in read.items() if result is None)
     kept = None if procfs is None else latest_recording(settings.record_directory)
-    diagnosis = doctor_report.Diagnosis(snapshot, recent, traces, unread, kept)
+    diagnosis = report.Diagnosis(snapshot, recent, traces, unread, kept)
     if about_host:
-        status = doctor_report.diagnosis_exit_status(diagnosis)
+        status = report.diagnosis_exit_status(diagnosis)
         if settings.doctor_json:
-            return status, doctor_report.diagnosis_as_json(diagnosis)
+            return status, report.diagnosis_as_json(diagnosis)
         ports = [] if procfs is None else port_lines()
-        return status, "\n".join([*doctor_report.diagnosis_lines(diagnosis, paint), *ports])
+        return status, "\n".join([*report.diagnosis_lines(diagnosis, paint), *ports])
     found = (*diagnosis.found, *recent)
     checks = {}
     for pid in pids:
         view = None if procfs is None else read[pid] or ProcessView(pid, reading_hangs=True)
         checks[pid] = check_process(pid, snapshot, found, view)
-    status = doctor_report.checks_exit_status(checks)
+    status = report.checks_exit_status(checks)
     if settings.doctor_json:
-        return status, doctor_report.checks_as_json(checks)
-    return status, doctor_report.checks_as_text(checks, paint)
+        return status, report.checks_as_json(checks)
+    return status, report.checks_as_text(checks, paint)
 
 
 def port_lines(ports: Iterable[int] = (9400, 9401)) -> list[str]:

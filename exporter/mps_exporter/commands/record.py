@@ -13,7 +13,7 @@ import mps_exporter
 from mps_exporter.backend import play
 from mps_exporter.collector import Collector
 from mps_exporter.commands import on_signals
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
+from mps_exporter.commands.doctor_report_and_status import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import recent_incidents
 from mps_exporter.findings.finding import DOCS, page_url
 from mps_exporter.flags import Settings, StartError

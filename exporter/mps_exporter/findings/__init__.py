@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mps_exporter.findings import daemons_and_servers, gpus, incidents, limits, visibility
+from mps_exporter.findings import daemons_and_servers, faults_and_crashes, gpus, limits, visibility
 from mps_exporter.findings.finding import (
     SEVERITIES,
     Finding,
@@ -25,7 +25,7 @@ from mps_exporter.snapshot import ControlDaemon, Snapshot
 
 _DECLARED = [
     declared
-    for module in (daemons_and_servers, incidents, gpus, limits, visibility)
+    for module in (daemons_and_servers, faults_and_crashes, gpus, limits, visibility)
     for declared in vars(module).values()
     if isinstance(declared, FindingType)
 ]
@@ -134,4 +134,4 @@ def incident_severity(kind: str, *, limited: bool) -> Severity:
     """Return an incident's severity, by its finding if any; if limited, at most a warning."""
     if kind in ADVICE:
         return effective_severity(ADVICE[kind].severity, limited=limited)
-    return effective_severity(incidents.SEVERITIES.get(kind, "info"), limited=limited)
+    return effective_severity(faults_and_crashes.SEVERITIES.get(kind, "info"), limited=limited)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from mps_exporter import humanize
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.humanize import UserNameLookup, describe_incident
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot

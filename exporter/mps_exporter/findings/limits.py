@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.findings.finding import Case, Cases, HostFacts, clients_of, of_daemon
 from mps_exporter.humanize import count, join_some, memory, percent, printable, sentence
 from mps_exporter.snapshot import (

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mps_exporter.limits_timeouts_intervals import CLOCK_TOLERANCE_SECONDS
+from mps_exporter.limits_without_a_flag import CLOCK_TOLERANCE_SECONDS
 from mps_exporter.merge.clients import (
     by_uuid,
     in_partition,

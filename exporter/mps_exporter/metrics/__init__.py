@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from mps_exporter.metrics import clients, daemons, exporter, gpus, partitions
+from mps_exporter.metrics import clients, daemons, exporter_itself, gpus, partitions
 from mps_exporter.metrics.metric_types import Build, ClientSeries, Family, MetricSpec, Page, Texts
 from mps_exporter.snapshot import Snapshot
 
@@ -15,8 +15,8 @@ SECTIONS = (
     partitions.SECTION,
     clients.USERS,
     gpus.SHARING,
-    exporter.ADVICE_SECTION,
-    exporter.SECTION,
+    exporter_itself.ADVICE_SECTION,
+    exporter_itself.SECTION,
     gpus.GPUS,
 )
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.incidents_and_counters import Moment
 from mps_exporter.mps.waits import NEVER
 from mps_exporter.mps.xid_faults import Verdict, same_gpu

@@ -13,8 +13,8 @@ from itertools import islice, product
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.limits_timeouts_intervals import FULL, Quota
+from mps_exporter import limits_without_a_flag as policy
+from mps_exporter.limits_without_a_flag import FULL, Quota
 from mps_exporter.mps.metrics_from_logs import LOG_METRICS, LogMetric
 from mps_exporter.snapshot import Histogram, Incident, LabelValues, LogMetricValues
 

@@ -27,7 +27,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.log_wordings import (
     CONTINUATION,
     CONTROL_LINES,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.incidents_and_counters import BoundedDict, Moment
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState

@@ -21,7 +21,7 @@ from functools import reduce
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from mps_exporter.limits_timeouts_intervals import MAX_LIST_ROWS
+from mps_exporter.limits_without_a_flag import MAX_LIST_ROWS
 from mps_exporter.mps.client_limits import parse_memory
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 from mps_exporter.snapshot import (

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.incidents_and_counters import Moment
 from mps_exporter.mps.protocol_v3 import joined, parse_lists

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.gpu_faults import ServerFaults
 from mps_exporter.mps.incidents_and_counters import BoundedDict, Moment

@@ -7,8 +7,8 @@ timestamps, so that they do not depend on the steps in which time advances.
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.limits_timeouts_intervals import FULL, Quota
+from mps_exporter import limits_without_a_flag as policy
+from mps_exporter.limits_without_a_flag import FULL, Quota
 from mps_exporter.mps.incidents_and_counters import (
     BoundedDict,
     Counters,

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from mps_exporter.limits_timeouts_intervals import MAX_QUOTED_OUTPUT
+from mps_exporter.limits_without_a_flag import MAX_QUOTED_OUTPUT
 from mps_exporter.mps.client_limits import parse_memory
 from mps_exporter.mps.protocol_v3 import (
     READ_ONLY_V3,

@@ -14,8 +14,8 @@ second after it: the lines of an orderly end would be there.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.limits_timeouts_intervals import FULL, Quota
+from mps_exporter import limits_without_a_flag as policy
+from mps_exporter.limits_without_a_flag import FULL, Quota
 from mps_exporter.mps.incidents_and_counters import BoundedDict, Moment
 from mps_exporter.mps.log_parser import LogMerger
 from mps_exporter.mps.log_wordings import (

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.limits_timeouts_intervals import FULL, Quota
+from mps_exporter import limits_without_a_flag as policy
+from mps_exporter.limits_without_a_flag import FULL, Quota
 from mps_exporter.mps.incidents_and_counters import BoundedDict, Moment
 from mps_exporter.snapshot import Incident, IncidentKind, TimelineKind, TimelineSpan
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.cgroups import parse_dmem, unified_path, with_parents
 from mps_exporter.observations import CgroupMemory, ContainerName
 from mps_exporter.sources.processes import bytes_of

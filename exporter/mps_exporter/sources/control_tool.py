@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.protocol_v3 import DETAILS_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.mps.tool_commands import (

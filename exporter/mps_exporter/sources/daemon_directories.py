@@ -18,7 +18,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from weakref import WeakValueDictionary
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources.processes import Account, ProcessStatus
 

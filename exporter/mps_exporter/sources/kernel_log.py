@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.observations import AddressRanges, KernelLine, KernelObservation
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.fairness import UserTokenBuckets

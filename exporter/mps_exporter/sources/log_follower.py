@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import DaemonFacts, LogChunk, LogName, LogsObservation, LogState
 from mps_exporter.sources import SourceTimeoutError

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.observations import LogChunk, LogName, LogState
 

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.sources.blocking import BlockingCalls
 

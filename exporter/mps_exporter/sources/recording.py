@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mps_exporter
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.flags import Settings, StartError
 from mps_exporter.mps.log_parser import LogFilter
 from mps_exporter.observations import (

@@ -4,7 +4,7 @@ import logging
 
 from aiohttp import web
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.backend import Backend
 from mps_exporter.web import BACKEND, WEB_CONFIG, Handler, events, handlers, text_response
 from mps_exporter.web.guard import Limiter, SharedCalls, track_request

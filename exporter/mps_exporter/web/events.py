@@ -7,7 +7,7 @@ from heapq import merge
 
 from aiohttp import web
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.humanize import UserNames
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Incident, Snapshot

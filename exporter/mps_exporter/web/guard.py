@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.web import Handler
 

@@ -9,8 +9,8 @@ from functools import cache
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
-from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter import manual
+from mps_exporter import limits_without_a_flag as policy
+from mps_exporter import manual_search
 from mps_exporter.backend import Backend
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0
 from mps_exporter.snapshot import Snapshot
@@ -227,10 +227,10 @@ def _manual_page(name: str) -> str:
     """Return a page of the manual, or for "" the list of all, as HTML."""
     import mistune  # late: it takes memory, and most exporters serve no page
 
-    pages = manual.pages()
+    pages = manual_search.pages()
     lists = (
         "\n".join(f"- [{one.title}]({one.name})" for one in pages.values() if one.folder == each)
-        for each in (*manual.FOLDERS, *manual.QUESTIONS)
+        for each in (*manual_search.FOLDERS, *manual_search.QUESTIONS)
     )
     text = pages[name].text if name else _MANUAL_INDEX.format(*lists)
     body = str(mistune.create_markdown(plugins=["table"])(text))
@@ -241,6 +241,6 @@ def _manual_page(name: str) -> str:
 async def manual_page(request: web.Request) -> web.Response:
     """Return a page of the manual, at /docs/ the list of all."""
     name = request.match_info.get("name", "")
-    if name and name not in manual.pages():
+    if name and name not in manual_search.pages():
         raise web.HTTPNotFound
     return web.Response(text=_manual_page(name), content_type="text/html", charset="utf-8")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from mps_exporter import findings, humanize
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.findings import ADVICE, visibility
 from mps_exporter.findings.finding import SEVERITIES
 from mps_exporter.snapshot import Snapshot

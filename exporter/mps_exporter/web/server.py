@@ -14,7 +14,7 @@ from typing import cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.flags import StartError, split_address
 from mps_exporter.web import BACKEND, WEB_CONFIG
 from mps_exporter.web.guard import Connections

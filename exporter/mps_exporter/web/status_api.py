@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mps_exporter import findings, humanize
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.findings.before_kill import neighbour_counts
 from mps_exporter.findings.finding import Finding, shown_path
 from mps_exporter.findings.limits import partitioning_lines

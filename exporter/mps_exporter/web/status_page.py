@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from mps_exporter import humanize
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.findings.finding import DOCS
-from mps_exporter.manual import name_of
+from mps_exporter.manual_search import name_of
 from mps_exporter.web.status_api import Sample
 from mps_exporter.web.status_fields import View
 

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from mps_exporter.commands import doctor
-from mps_exporter.commands.doctor_report import status_of_ends
+from mps_exporter.commands.doctor_report_and_status import status_of_ends
 from mps_exporter.findings.before_kill import before_kill, neighbour_counts
 from mps_exporter.flags import Settings
 from mps_exporter.snapshot import Wait

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.host import FullHost
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.collector import Collector
 from mps_exporter.daemon_registry import DaemonRegistry
 from mps_exporter.observations import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.commands.doctor_report import (
+from mps_exporter.commands.doctor_report_and_status import (
     CHECKS,
     HEALTHY,
     Diagnosis,

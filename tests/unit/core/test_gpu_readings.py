@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import mps_exporter
-from mps_exporter.commands import doctor_report
+from mps_exporter.commands import doctor_report_and_status
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, encode
 from mps_exporter.metrics.gpus import BY_QUANTITY, STATE, label_values
@@ -87,8 +87,10 @@ def test_no_reading_breaks_a_page(several: list[Reading]) -> None:
     status = make_status(seen)
     to_json(status)
     status_page.render_page(status).encode()
-    "\n".join(doctor_report.diagnosis_lines(doctor_report.Diagnosis(seen))).encode()
-    doctor_report.diagnosis_as_json(doctor_report.Diagnosis(seen)).encode()
+    "\n".join(
+        doctor_report_and_status.diagnosis_lines(doctor_report_and_status.Diagnosis(seen))
+    ).encode()
+    doctor_report_and_status.diagnosis_as_json(doctor_report_and_status.Diagnosis(seen)).encode()
 
 
 @settings(deadline=None)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mps_exporter.findings import findings
+from mps_exporter.findings.doctor_pid import Check, check_process, conclusion
 from mps_exporter.findings.finding import Finding
-from mps_exporter.findings.one_process import Check, check_process, conclusion
 from mps_exporter.merge import DaemonInputs, merge
 from mps_exporter.observations import (
     ControlObservation,

@@ -30,7 +30,7 @@ from mps_exporter.hindsight import (
     Hindsight,
     latest_recording,
 )
-from mps_exporter.limits_timeouts_intervals import MAX_CONTROL_OUTPUT_BYTES
+from mps_exporter.limits_without_a_flag import MAX_CONTROL_OUTPUT_BYTES
 from mps_exporter.observations import (
     AddressRanges,
     CgroupMemory,

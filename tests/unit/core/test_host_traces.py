@@ -11,7 +11,7 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor import port_lines
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status
+from mps_exporter.commands.doctor_report_and_status import Diagnosis, diagnosis_exit_status
 from mps_exporter.observations import DaemonFacts, Leftovers, MpsDirectory, OpenFiles, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view

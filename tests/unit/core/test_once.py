@@ -10,7 +10,13 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor import write_atomically
-from mps_exporter.commands.doctor_report import CHECKS, HEALTHY, UNHEALTHY, UNKNOWN, status_of_check
+from mps_exporter.commands.doctor_report_and_status import (
+    CHECKS,
+    HEALTHY,
+    UNHEALTHY,
+    UNKNOWN,
+    status_of_check,
+)
 from mps_exporter.findings import ADVICE
 from mps_exporter.snapshot import Snapshot
 from testing.player import RECORDINGS, snapshot_at

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_lines
+from mps_exporter.commands.doctor_report_and_status import Diagnosis, diagnosis_lines
 from mps_exporter.findings import findings
 from mps_exporter.merge import merge
 from mps_exporter.mps.protocol_v3 import (

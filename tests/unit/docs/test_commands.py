@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.cli import main
-from mps_exporter.manual import FOLDERS
+from mps_exporter.manual_search import FOLDERS
 from testing.commands import output_of
 from testing.program import running
 from tests.unit.docs.markdown import ROOT, Block, blocks, files, pages

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from mps_exporter.limits_timeouts_intervals import WAIT_BOUNDS_SECONDS
+from mps_exporter.limits_without_a_flag import WAIT_BOUNDS_SECONDS
 from mps_exporter.mps.incidents_and_counters import Counters, Incidents, Moment
 from mps_exporter.mps.metrics_from_logs import LOG_METRICS
 from mps_exporter.mps.waits import QueuedClient

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 
-from mps_exporter.limits_timeouts_intervals import OF_ORDINARY_USER
+from mps_exporter.limits_without_a_flag import OF_ORDINARY_USER
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, ProcessFacts

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.limits_timeouts_intervals import Quota
+from mps_exporter.limits_without_a_flag import Quota
 from mps_exporter.mps.tool_commands import ServerReply
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, LogName, LogsObservation, ProcessFacts

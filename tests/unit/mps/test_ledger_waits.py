@@ -2,7 +2,7 @@
 
 import pytest
 
-from mps_exporter.limits_timeouts_intervals import MAX_TIMELINE_SPANS, TIMELINE_SECONDS
+from mps_exporter.limits_without_a_flag import MAX_TIMELINE_SPANS, TIMELINE_SECONDS
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.waits import Timeline

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.limits_timeouts_intervals import MAX_HOLD_SECONDS, MAX_LINE_BYTES
+from mps_exporter.limits_without_a_flag import MAX_HOLD_SECONDS, MAX_LINE_BYTES
 from mps_exporter.mps.log_parser import LINE_TOO_LONG, LogMerger
 from mps_exporter.mps.log_wordings import LINES_LOST, Event, LogEntry
 from mps_exporter.observations import LogChunk, LogName

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.limits_timeouts_intervals import MAX_LINE_BYTES, MAX_QUOTED_MESSAGE
+from mps_exporter.limits_without_a_flag import MAX_LINE_BYTES, MAX_QUOTED_MESSAGE
 from mps_exporter.mps.log_parser import (
     DAEMON_STARTING_LINE,
     LogFilter,

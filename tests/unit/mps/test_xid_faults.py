@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.limits_timeouts_intervals import (
+from mps_exporter.limits_without_a_flag import (
     MAX_EVIDENCE_RANGES,
     RANGES_LIFETIME_SECONDS,
     SAME_FAULT_SECONDS,

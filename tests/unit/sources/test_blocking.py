@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.sources import SourceTimeoutError
 from mps_exporter.sources.blocking import BlockingCalls
 from testing.threads import is_under_way

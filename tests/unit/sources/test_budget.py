@@ -1,7 +1,7 @@
 from collections import Counter
 from collections.abc import Hashable
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources.fairness import UserBudget, UserTokenBuckets
 from mps_exporter.sources.processes import ProcessStatus

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.flags import Settings
-from mps_exporter.limits_timeouts_intervals import MAX_CGROUPS_PER_GPU
+from mps_exporter.limits_without_a_flag import MAX_CGROUPS_PER_GPU
 from mps_exporter.observations import CgroupMemory
 from mps_exporter.sources import live_host
 from mps_exporter.sources.live_host import LiveHost

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.protocol_v3 import (
     ACCOUNTING,
     CLIENTS,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import daemon_directories, daemon_discovery, resolve_in_root
 from mps_exporter.sources import processes as processes_module

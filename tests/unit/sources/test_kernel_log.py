@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.observations import AddressRanges
 from mps_exporter.sources.kernel_log import KernelEvidence, parse_record, reserved_ranges
 from testing.waiting import wait_for

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.flags import Settings
 from mps_exporter.observations import DaemonFacts, LogsObservation
 from mps_exporter.sources import SourceTimeoutError

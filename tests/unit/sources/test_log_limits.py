@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources.log_follower import LogFollower, _byte_limits
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all, state

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, LogsObservation
 from mps_exporter.sources import log_tail

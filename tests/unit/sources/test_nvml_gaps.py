@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.limits_timeouts_intervals import (
-    LOST_RETRY_INTERVAL_SECONDS,
-    TICK_INTERVAL_SECONDS,
-)
+from mps_exporter.limits_without_a_flag import LOST_RETRY_INTERVAL_SECONDS, TICK_INTERVAL_SECONDS
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import Code, NvmlError
 from testing.fake_nvml import FakeNvml, recorded

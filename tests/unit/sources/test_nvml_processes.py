@@ -2,7 +2,7 @@
 
 import pytest
 
-from mps_exporter.limits_timeouts_intervals import SLOW
+from mps_exporter.limits_without_a_flag import SLOW
 from mps_exporter.sources.nvml.device import CALLS, ProcessReader
 from mps_exporter.sources.nvml.pynvml_api import Code, Device, DeviceQueries, Listed
 from testing.fake_nvml import FakeDevice, FakeNvml

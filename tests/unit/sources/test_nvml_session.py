@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.limits_timeouts_intervals import (
-    LOST_RETRY_INTERVAL_SECONDS,
-    TICK_INTERVAL_SECONDS,
-)
+from mps_exporter.limits_without_a_flag import LOST_RETRY_INTERVAL_SECONDS, TICK_INTERVAL_SECONDS
 from mps_exporter.observations import Outcome
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import Code

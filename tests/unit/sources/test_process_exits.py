@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.flags import Settings
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.sources import SourceTimeoutError

@@ -5,7 +5,7 @@ import random
 import signal
 import sys
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.server import serve_app

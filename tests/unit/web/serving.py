@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.events import EVENTS

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientResponse
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Incident
 from mps_exporter.web import events

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from mps_exporter import manual
+from mps_exporter import manual_search
 from mps_exporter.web.status_api import make_status
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
@@ -12,14 +12,14 @@ from tests.unit.web.conftest import MakeClient
 async def test_each_page_is_served_and_its_links_are(make_client: MakeClient) -> None:
     client = await make_client()
     index = await (await client.get("/docs/")).text()
-    assert set(re.findall(r'href="([\w-]+)"', index)) == manual.pages().keys()
-    for name in manual.pages():
+    assert set(re.findall(r'href="([\w-]+)"', index)) == manual_search.pages().keys()
+    for name in manual_search.pages():
         answer = await client.get(f"/docs/{name}")
         page = await answer.text()
         assert answer.status == 200
         assert "<table>" in page or "<p>" in page
         for href in re.findall(r'href="([\w-]+)["#]', page):
-            assert href in manual.pages(), name
+            assert href in manual_search.pages(), name
 
 
 @pytest.mark.parametrize("name", ["nothing", "..%2f..%2fREADME", "MpsGhostServer.md", "README"])

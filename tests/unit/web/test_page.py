@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.findings.visibility import unknowns
 from mps_exporter.observations import LogState, Reading
 from mps_exporter.snapshot import (
@@ -314,7 +314,7 @@ async def test_the_title_is_the_host_not_the_host_header(
 async def test_an_incident_makes_the_last_status_stale(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.limits_timeouts_intervals.STATUS_REUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("mps_exporter.limits_without_a_flag.STATUS_REUSE_SECONDS", 3600.0)
     backend.snapshot = hosts.healthy()
     client = await make_client()
     assert "All is well" in await (await client.get("/")).text()

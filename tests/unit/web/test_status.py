@@ -157,7 +157,7 @@ def test_a_daemon_that_died_long_ago_does_not_hide_those_that_serve(age: int, le
 async def test_names_outlive_the_processes(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.limits_timeouts_intervals.STATUS_REUSE_SECONDS", 0)
+    monkeypatch.setattr("mps_exporter.limits_without_a_flag.STATUS_REUSE_SECONDS", 0)
     client = await make_client()
     backend.snapshot = hosts.healthy()
     await client.get("/")

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.nvml_terms import ARCHITECTURES, COMPUTE_MODES
 from mps_exporter.observations import GpuObservation, GpuProcess, ProcessList, Reading
 from mps_exporter.sources.nvml.accumulators import Accumulators, Activity, BusyTime

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from itertools import product
 
 from mps_exporter import nvml_terms as nvml
-from mps_exporter.limits_timeouts_intervals import EACH, HOUR, MINUTE, SLOW
+from mps_exporter.limits_without_a_flag import EACH, HOUR, MINUTE, SLOW
 from mps_exporter.observations import Reading
 from mps_exporter.sources.nvml.pynvml_api import Argument, Device, NvmlApi, NvmlError
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from mps_exporter.limits_timeouts_intervals import CONFIG_CHECK_INTERVAL_SECONDS
+from mps_exporter.limits_without_a_flag import CONFIG_CHECK_INTERVAL_SECONDS
 
 from .config import TLS_KEY, WebConfig, WebConfigError, parse_web_config
 from .tls import make_context, read_file, read_pems

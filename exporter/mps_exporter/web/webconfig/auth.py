@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from mps_exporter.limits_timeouts_intervals import WRONG_PASSWORD_SECONDS
+from mps_exporter.limits_without_a_flag import WRONG_PASSWORD_SECONDS
 from mps_exporter.web import Handler, text_response
 from mps_exporter.web.guard import network_of
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mps_exporter.limits_timeouts_intervals import MAX_CERTIFICATE_BYTES
+from mps_exporter.limits_without_a_flag import MAX_CERTIFICATE_BYTES
 
 from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, TLS_KEY, VERSIONS, TLSConfig, WebConfigError
 

@@ -15,7 +15,7 @@ import pytest
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor import selected_pids
 from mps_exporter.findings import findings, trace_findings
-from mps_exporter.findings.one_process import Check, check_process, conclusion, pids_of
+from mps_exporter.findings.doctor_pid import Check, check_process, conclusion, pids_of
 from mps_exporter.flags import Settings
 from mps_exporter.observations import (
     ClosedFolder,

@@ -15,12 +15,12 @@ from textwrap import shorten
 from mps_exporter import humanize
 from mps_exporter.findings import ADVICE, findings, in_order, most_severe, of_node, trace_findings
 from mps_exporter.findings.before_kill import EndAdvice
+from mps_exporter.findings.doctor_pid import Check, Outcome, conclusion
 from mps_exporter.findings.finding import Finding, Severity, page_url
 from mps_exporter.findings.limits import gpu_name, partitioning_lines
-from mps_exporter.findings.one_process import Check, Outcome, conclusion
 from mps_exporter.findings.visibility import unknowns
 from mps_exporter.flags import PROGRAM
-from mps_exporter.manual import name_of
+from mps_exporter.manual_search import name_of
 from mps_exporter.observations import Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.findings.daemons_and_servers import WITHOUT_MPS, start_daemon
 from mps_exporter.findings.finding import (
     KERNEL_LOG,
