@@ -218,6 +218,7 @@ MIN_SAMPLE_INTERVAL_SECONDS = 0.1  # Minimum interval of activity samples, of GP
 
 # ---------------------------------------------------------------- recovery
 
+REFUSED_RETRY_INTERVAL_SECONDS = 600.0  # Interval of a refused query that may be allowed later.
 INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
 LOST_RETRY_INTERVAL_SECONDS = 120.0  # Interval between initializations while a GPU is lost.
 MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.
