@@ -100,6 +100,7 @@ MAX_VARIABLE_VALUE_BYTES = 4096  # Length of an MPS variable's value: above the 
 # ---------------------------------------------------------- control groups
 
 MAX_CGROUPS = 1024  # Control groups whose GPU memory is read.
+MAX_CGROUP_FILE_BYTES = 1 << 16  # Length of a control group's file.
 MAX_CGROUP_DEPTH = 32  # Levels of a control group's path that are searched for a limit.
 MAX_CONTAINER_LINKS = 20_000  # Links in the kubelet's folder: of 110 pods, and of ended containers.
 
