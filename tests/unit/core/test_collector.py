@@ -460,3 +460,21 @@ async def test_without_a_thread_for_a_wait_the_logs_are_followed_later(
     assert not following.done()
     assert caplog.messages.count("cannot follow the logs") == 1
     following.cancel()
+
+
+async def test_each_reason_of_nvml_is_logged(
+    host: ScriptedHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons = iter(["no driver", "no driver", "no permission"])
+
+    async def refused(deadline_seconds: float) -> NvmlObservation:
+        del deadline_seconds
+        return NvmlObservation(host.wall, Outcome.ABSENT, next(reasons))
+
+    host.read_gpus = refused  # type: ignore[method-assign]
+    collector = host.collector()
+    for _ in range(3):
+        await collector.collect(PATIENCE_SECONDS)
+    logged = [vars(one)["fields"] for one in caplog.records if one.message == "collector failed"]
+    found = [one["err"] for one in logged if one["collector"] == "nvml"]
+    assert found == ["no driver", "no permission"]
