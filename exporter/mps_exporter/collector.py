@@ -102,7 +102,10 @@ class CollectionRun:
         if error is None:
             self.transitions.recovered(name, message="collector works again", collector=name)
         else:
-            self.transitions.failed(name, message="collector failed", collector=name, err=error)
+            # NVML's reasons are few, and each needs another remedy.
+            reason = error if name == "nvml" else ""
+            message = "collector failed"
+            self.transitions.failed(name, message=message, reason=reason, collector=name, err=error)
 
     def collector_results(self) -> tuple[CollectorResult, ...]:
         """Return the results of the sources; a source in progress counts as late."""

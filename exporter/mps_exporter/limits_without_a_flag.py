@@ -96,6 +96,7 @@ MAX_VARIABLE_VALUE_BYTES = 4096  # Length of an MPS variable's value: above the 
 # ---------------------------------------------------------- control groups
 
 MAX_CGROUPS = 1024  # Control groups whose GPU memory is read.
+MAX_CGROUP_FILE_BYTES = 1 << 16  # Length of a control group's file.
 MAX_CGROUP_DEPTH = 32  # Levels of a control group's path that are searched for a limit.
 MAX_CONTAINER_LINKS = 20_000  # Links in the kubelet's folder: of 110 pods, and of ended containers.
 
@@ -214,6 +215,7 @@ MIN_SAMPLE_INTERVAL_SECONDS = 0.1  # Minimum interval of activity samples, of GP
 
 # ---------------------------------------------------------------- recovery
 
+REFUSED_RETRY_INTERVAL_SECONDS = 600.0  # Interval of a refused query that may be allowed later.
 INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
 LOST_RETRY_INTERVAL_SECONDS = 120.0  # Interval between initializations while a GPU is lost.
 MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.

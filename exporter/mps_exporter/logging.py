@@ -136,10 +136,10 @@ class TransitionLogger:
         self._log = log
         self._failing: dict[tuple[str, ...], str] = {}
 
-    def failed(self, *key: str, message: str, **fields: object) -> None:
-        """Log a failure, unless it was logged already."""
-        if key not in self._failing:
-            self._failing[key] = message
+    def failed(self, *key: str, message: str, reason: str = "", **fields: object) -> None:
+        """Log a failure, unless it was logged already with this reason."""
+        if self._failing.get(key) != reason:
+            self._failing[key] = reason
             self._log.warning("%s", message, extra={"fields": fields})
 
     def recovered(self, *key: str, message: str, **fields: object) -> None:

@@ -132,6 +132,10 @@ async def test_environment_input_output_and_exit_status(host: Host) -> None:
     assert not result.timed_out
 
 
+async def test_a_program_that_never_reads_its_input(host: Host) -> None:
+    assert (await shell("true", b"x" * 1_000_000)).return_code == 0
+
+
 async def test_a_program_that_ignores_signals_is_killed(host: Host) -> None:
     result = await shell("trap '' TERM INT HUP; while :; do :; done", seconds=0.3)
     assert result.timed_out

@@ -1,8 +1,8 @@
 """Runs a program with a deadline, bounded output, and few rights.
 
 The control tool connects to other users' sockets, and may run as another user, who can make it do
-anything. So the tool gets no more rights than its user has, and on known machines (_MACHINES)
-cannot start a process, which could outlive it in a new session.
+anything. So the tool gets no more rights than its user has, only the capabilities that it needs,
+and on known machines (_MACHINES) cannot start a process, which could outlive it in a new session.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from mps_exporter.sources.processes import Processes
 
 NO_GROUP = 65534  # The group without members: the groups of a user are not known here.
 
-CAP_KILL, CAP_SETGID, CAP_SETUID = 5, 6, 7
+CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE = 5, 6, 7, 19
 
 _LIMITS = (
     (resource.RLIMIT_CORE, 0),
@@ -35,7 +35,7 @@ _LIMITS = (
 )
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
-_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 
 # Resolved now: between fork and exec no lock of the dynamic loader may be taken.
@@ -90,9 +90,10 @@ class ProcessResult:
 
 @dataclass(frozen=True, slots=True)
 class ChildRights:
-    """User and rights of a child, which has no capabilities."""
+    """User and rights of a child."""
 
     uid: int | None = None  # None: the exporter's user.
+    capabilities: tuple[int, ...] = ()  # Capabilities that the child keeps.
     descriptors: tuple[int, ...] = ()  # Descriptors that the child inherits.
 
 
@@ -129,7 +130,7 @@ async def run_process(
             umask=0o077,
             start_new_session=True,
             pass_fds=rights.descriptors,
-            preexec_fn=partial(_restrict, os.getpid()),
+            preexec_fn=partial(_restrict, os.getpid(), rights.capabilities),
             **user,
         )
         try:
@@ -167,21 +168,30 @@ async def _terminate(child: Process) -> None:
                 await child.wait()
 
 
+def effective_capabilities() -> int:
+    return Processes().status(os.getpid()).capabilities
+
+
 def may_change_user() -> bool:
     """Return whether this process may run a child as another user, and kill it."""
     needed = 1 << CAP_SETUID | 1 << CAP_SETGID | 1 << CAP_KILL
-    return Processes().status(os.getpid()).capabilities & needed == needed
+    return effective_capabilities() & needed == needed
 
 
-def _restrict(parent_pid: int) -> None:
-    """Drop all capabilities and rights. Called in a child, between fork and exec.
+def _restrict(parent_pid: int, kept: Sequence[int]) -> None:
+    """Drop all rights except these capabilities. Called in a child, between fork and exec.
 
     A filter of system calls may forbid capset; so the ambient set, which an exec hands on, is
     cleared first.
     """
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    mask = sum(1 << one for one in kept)
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
     # (effective, permitted, inheritable), for the lower and the upper 32 capabilities
-    _capset(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(6 * 4))
+    _capset(header, struct.pack("6I", low, low, low, high, high, high))
+    for one in kept:
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, one, 0, 0)
     # An exec of root's program then gets no more capabilities, either.
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for limit, value in _LIMITS:

@@ -11,12 +11,12 @@ on hardware). The limit of a group may be in the files of a group above it:
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 
 from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.cgroups import parse_dmem, unified_path, with_parents
 from mps_exporter.observations import CgroupMemory, ContainerName
-from mps_exporter.sources.processes import bytes_of
 
 CGROUPS = "/sys/fs/cgroup"
 
@@ -69,16 +69,16 @@ def _group_memory(root: str, path: str) -> Iterator[CgroupMemory]:
 
 
 def _dmem(directory: str, name: str) -> dict[str, int | None]:
-    return parse_dmem(bytes_of(f"{directory}/{name}").decode("utf-8", "replace"))
+    return parse_dmem(_read(f"{directory}/{name}").decode("utf-8", "replace"))
 
 
 def tracer_of(pid: int, state: str, procfs: str) -> str:
     """Return PID and program of the debugger that has stopped a process; "" if none is seen."""
-    found = _TRACER.search(bytes_of(f"{procfs}/{pid}/status")) if state == "t" else None
+    found = _TRACER.search(_read(f"{procfs}/{pid}/status")) if state == "t" else None
     if found is None:
         return ""
     tracer = int(found[1])
-    return f"{tracer} ({bytes_of(f'{procfs}/{tracer}/comm').decode('utf-8', 'replace').strip()})"
+    return f"{tracer} ({_read(f'{procfs}/{tracer}/comm').decode('utf-8', 'replace').strip()})"
 
 
 def frozen_group(cgroup: str | None, root: str = CGROUPS) -> str:
@@ -86,7 +86,7 @@ def frozen_group(cgroup: str | None, root: str = CGROUPS) -> str:
     if b"frozen 1" not in group_file(cgroup, "cgroup.events", root).splitlines():
         return ""
     groups = (f"{root}{one}" for one in with_parents(unified_path(cgroup) or ""))
-    return next((one for one in groups if bytes_of(f"{one}/cgroup.freeze").strip() == b"1"), "")
+    return next((one for one in groups if _read(f"{one}/cgroup.freeze").strip() == b"1"), "")
 
 
 def oom_kills(cgroup: str | None, root: str = CGROUPS) -> int | None:
@@ -98,7 +98,17 @@ def oom_kills(cgroup: str | None, root: str = CGROUPS) -> int | None:
 def group_file(cgroup: str | None, name: str, root: str = CGROUPS) -> bytes:
     """Read a file of a process's control group (version 2); empty if it cannot be read."""
     path = unified_path(cgroup)
-    return b"" if path is None else bytes_of(f"{root}{path}/{name}")
+    return b"" if path is None else _read(f"{root}{path}/{name}")
+
+
+def _read(path: str) -> bytes:
+    with suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return os.read(file, policy.MAX_CGROUP_FILE_BYTES)
+        finally:
+            os.close(file)
+    return b""
 
 
 def container_names(folder: str, ids: Mapping[str, Sequence[int]]) -> tuple[ContainerName, ...]:

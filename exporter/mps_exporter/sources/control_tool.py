@@ -43,8 +43,10 @@ from mps_exporter.mps.tool_commands import (
 )
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome, QueryKind
 from mps_exporter.sources.child_process import (
+    CAP_SYS_PTRACE,
     ChildRights,
     ProcessResult,
+    effective_capabilities,
     may_change_user,
     run_process,
 )
@@ -140,6 +142,8 @@ class ControlTool:
         self._now = now
         self._clock = clock
         self._may_change_user = may_change_user()
+        has_ptrace = effective_capabilities() >> CAP_SYS_PTRACE & 1
+        self._kept_capabilities = (CAP_SYS_PTRACE,) if has_ptrace else ()
         self._budget = budget or UserBudget(clock=clock)
         self._daemons: dict[str, _QueryState] = {}
         self._runs: dict[str, Counter[Outcome]] = {}
@@ -311,16 +315,19 @@ class ControlTool:
     def _reached(self, daemon: DaemonFacts) -> Iterator[tuple[str, ChildRights]]:
         """Yield the pipe directory as the tool must name it, and the rights of the tool.
 
-        The tool runs as the daemon's user if possible, and without capabilities. Directories in
-        other mount namespaces are opened here; the tool inherits the descriptor.
+        The tool runs as the daemon's user if possible, and without capabilities. It keeps
+        CAP_SYS_PTRACE for root's daemons in containers only, to enter /proc/PID/root.
+        Other directories in containers are opened here; the tool inherits the descriptor.
         """
         user, path = daemon.user, daemon.pipe_path
         uid = user if user and self._may_change_user else None
         if not process_root(path, self._procfs)[0]:
             yield path, ChildRights(uid)
+        elif not user and not daemon.limited:
+            yield path, ChildRights(uid, self._kept_capabilities)
         else:
             with opened_directory(path, self._procfs) as directory:
-                yield f"/proc/self/fd/{directory}", ChildRights(uid, (directory,))
+                yield f"/proc/self/fd/{directory}", ChildRights(uid, descriptors=(directory,))
 
 
 @asynccontextmanager
@@ -392,7 +399,7 @@ async def _query_server(state: _QueryState, server_pid: int, query: Query) -> li
 
 
 def _skip_reason(daemon: DaemonFacts, *pauses: Pause) -> str | None:
-    socket = f"{process_root(daemon.pipe_path)[1]}/control"
+    socket = f"{daemon.pipe_path}/control"
     length = path_bytes(socket)
     if length > SOCKET_PATH_BYTES:
         return (

@@ -518,6 +518,8 @@ def _may_exist(pid: int) -> bool:
         os.kill(pid, 0)  # sends no signal
     except OSError as error:
         return error.errno != errno.ESRCH
+    except OverflowError:  # a log or a reply may contain any number
+        return False
     return True
 
 

@@ -494,3 +494,21 @@ async def test_nvml_is_read_between_collections_although_the_logs_cannot_be_foll
     following = asyncio.create_task(collector.run_between_collections())
     await until(lambda: following.done() or waits > 1)
     following.cancel()
+
+
+async def test_each_reason_of_nvml_is_logged(
+    host: ScriptedHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons = iter(["no driver", "no driver", "no permission"])
+
+    async def refused(deadline_seconds: float) -> NvmlObservation:
+        del deadline_seconds
+        return NvmlObservation(host.wall, Outcome.ABSENT, next(reasons))
+
+    host.read_gpus = refused  # type: ignore[method-assign]
+    collector = host.collector()
+    for _ in range(3):
+        await collector.collect(PATIENCE_SECONDS)
+    logged = [vars(one)["fields"] for one in caplog.records if one.message == "collector failed"]
+    found = [one["err"] for one in logged if one["collector"] == "nvml"]
+    assert found == ["no driver", "no permission"]

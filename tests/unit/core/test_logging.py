@@ -104,13 +104,21 @@ def test_a_full_standard_error_blocks_nothing(stream: io.StringIO) -> None:
 
 def test_one_line_when_it_starts_failing_one_when_it_recovers(stream: io.StringIO) -> None:
     transitions = TransitionLogger(logger)
-    for _ in range(3):
-        transitions.failed("a", message="a fails", err="why")
+    for why in ("why", "why", "how"):
+        transitions.failed("a", message="a fails", err=why)
+    for why in ("why", "why", "how"):
+        transitions.failed("c", message="c fails", reason=why)
     transitions.failed("b", message="b fails")
     for _ in range(3):
         transitions.recovered("a", message="a works again")
     messages = [line.split("msg=")[1] for line in stream.getvalue().splitlines()]
-    assert messages == ['"a fails" err=why', '"b fails"', '"a works again"']
+    assert messages == [
+        '"a fails" err=why',
+        '"c fails"',
+        '"c fails"',
+        '"b fails"',
+        '"a works again"',
+    ]
 
 
 def test_a_forgotten_failure_does_not_recover(stream: io.StringIO) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mps_exporter.mps.cgroups import parse_dmem, unified_path
 from mps_exporter.observations import CgroupMemory, ContainerName, ProcfsObservation
 from mps_exporter.sources.anonymiser import Anonymiser
-from mps_exporter.sources.control_groups import container_names, memory_partitions
+from mps_exporter.sources.control_groups import container_names, group_file, memory_partitions
 from mps_exporter.sources.recording import make_converter
 
 # ai-dynamo, "Per-GPU Compute and Memory Limits with MPS": dmem.capacity, and dmem.max of two GPUs
@@ -98,6 +98,9 @@ def test_nothing_outside_the_mount_is_read(root: Path) -> None:
         assert unified_path(cgroup) is None
     group(root, "/outside", 1, 2, 3)
     assert memory_partitions(str(root / "elsewhere"), ["0::/../outside\n"]) == ()
+    (root / "secret").write_text("frozen 1\n")
+    (root / "outside" / "cgroup.events").symlink_to(root / "secret")
+    assert group_file("0::/outside\n", "cgroup.events", str(root)) == b""
 
 
 @given(

@@ -1,10 +1,8 @@
 import asyncio
 import itertools
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 
@@ -104,21 +102,16 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 async def test_a_probe_gets_a_minimal_environment(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory in another mount namespace is a descriptor."""
     monkeypatch.setenv("PATH", "/opt/bin")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/elsewhere")
     monkeypatch.setenv("SECRET", "x")
     desk.answers = [OK]
-    pipe = str(tmp_path)
-    daemon = replace(DAEMON, pipe_directory=pipe, root=f"/proc/{os.getpid()}/root")
-    seen = await desk.tool().probe(daemon, 5)
+    seen = await desk.tool().probe(replace(DAEMON, root="/proc/9/root"), 5)
     exchange = Exchange(PROBE, Outcome.OK, "468\n100.0\n", return_code=0)
-    assert seen == ControlObservation(1000.0, pipe, "probe", Outcome.OK, (exchange,))
-    (descriptor,) = desk.rights[0].descriptors
-    directory = f"/proc/self/fd/{descriptor}"
-    assert desk.environments == [{"CUDA_MPS_PIPE_DIRECTORY": directory, "PATH": PATH}]
+    assert seen == ControlObservation(1000.0, "/tmp/mps", "probe", Outcome.OK, (exchange,))
+    assert desk.environments == [{"CUDA_MPS_PIPE_DIRECTORY": "/proc/9/root/tmp/mps", "PATH": PATH}]
 
 
 @pytest.mark.parametrize(
@@ -236,13 +229,13 @@ async def test_a_reply_before_a_hang_is_not_reused(desk: Desk) -> None:
 
 
 async def test_a_path_too_long_for_a_socket_is_explained(desk: Desk) -> None:
-    # directory + /control = 107 and 108 bytes
-    fits = replace(DAEMON, pipe_directory="/" + "d" * 98)
+    # /proc/4711/root + directory + /control = 107 and 108 bytes
+    fits = replace(DAEMON, root="/proc/4711/root", pipe_directory="/" + "d" * 83)
     desk.answers = [OK]
     assert (await desk.tool().probe(fits, 5)).outcome is Outcome.OK
-    seen = await desk.tool().probe(replace(fits, pipe_directory="/" + "d" * 99), 5)
+    seen = await desk.tool().probe(replace(fits, pipe_directory="/" + "d" * 84), 5)
     assert seen.outcome is Outcome.SKIPPED
-    assert "108 bytes, and only 107 are possible: /ddd" in (seen.error or "")
+    assert "108 bytes, and only 107 are possible: /proc/4711/root/ddd" in (seen.error or "")
 
 
 def message_of(state: dict[str, object]) -> Callable[[list[str]], ProcessResult]:

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.limits_without_a_flag import LOST_RETRY_INTERVAL_SECONDS, TICK_INTERVAL_SECONDS
+from mps_exporter.limits_without_a_flag import (
+    LOST_RETRY_INTERVAL_SECONDS,
+    REFUSED_RETRY_INTERVAL_SECONDS,
+    TICK_INTERVAL_SECONDS,
+)
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import Code, NvmlError
 from testing.fake_nvml import FakeNvml, recorded
@@ -82,7 +86,7 @@ def test_counters_that_cannot_be_counted_are_absent(code: Code) -> None:
         assert not measured(only(nvml.observe()))
         for function in sampling:
             library.fail(function, None)
-        pass_time(library, nvml, 15)
+        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS)
         after, took = only(nvml.observe()), library.now - began
         if code == Code.NOT_SUPPORTED:
             assert not measured(after)
@@ -203,9 +207,10 @@ def test_a_batch_of_fields_that_is_refused_for_one_field_costs_only_this_field(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library = FakeNvml(gpu())
-    healthy = library.fields
+    healthy, batches = library.fields, list[Sequence[tuple[int, int]]]()
 
     def choking(device: Any, fields: Sequence[tuple[int, int]]) -> Any:
+        batches.append(fields)
         if (82, 0) in fields:
             raise NvmlError(Code.INVALID_ARGUMENT, "nvmlDeviceGetFieldValues")
         return healthy(device, fields)
@@ -217,6 +222,10 @@ def test_a_batch_of_fields_that_is_refused_for_one_field_costs_only_this_field(
             seen = only(nvml.observe())
             assert memory not in seen
             assert other in seen
-            library.now += 60
+            library.now += REFUSED_RETRY_INTERVAL_SECONDS / 2
+            batches.clear()
+            nvml.observe()
+            assert not any((82, 0) in batch for batch in batches)
+            library.now += REFUSED_RETRY_INTERVAL_SECONDS / 2
         monkeypatch.setattr(library, "fields", healthy)
         assert memory in only(nvml.observe())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mps_exporter.limits_without_a_flag import SLOW
+from mps_exporter.limits_without_a_flag import REFUSED_RETRY_INTERVAL_SECONDS, SLOW
 from mps_exporter.sources.nvml.device import CALLS, ProcessReader
 from mps_exporter.sources.nvml.pynvml_api import Code, Device, DeviceQueries, Listed
 from testing.fake_nvml import FakeDevice, FakeNvml
@@ -74,7 +74,9 @@ def test_an_unreadable_list_is_named_and_read_again_when_readable(
     assert unread == (kind,)
     assert {one.kind for one in found or ()} == CALLS.keys() - {kind}
     lists.fail(call, None)
-    lists.library.now += SLOW
+    lists.library.now += REFUSED_RETRY_INTERVAL_SECONDS / 2
+    assert lists.unread() == (() if code == Code.UNKNOWN else (kind,))
+    lists.library.now += REFUSED_RETRY_INTERVAL_SECONDS / 2
     assert lists.unread() == ((kind,) if code == Code.NOT_SUPPORTED else ())
 
 

@@ -45,12 +45,15 @@ def value(number: float) -> dict[str, float]:
 LINKS = {f"165:{link}": value(link < 6) for link in range(8)}
 TRAFFIC = {"138:4294967295": value(3), "139:4294967295": value(5), "38:0": value(2)}
 ERRORS = {f"161:{link}": value(link) for link in range(4)} | {"163:2": value(7)}
-SRAM = {
-    f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, {location})": reply
-    for kind in (0, 1)
-    for scope in (0, 1)
-    for location, reply in ((7, NOT_SUPPORTED), (1, 4))
-}
+
+
+def refused_sram(code: Code) -> dict[str, Any]:
+    return {
+        f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, {location})": reply
+        for kind in (0, 1)
+        for scope in (0, 1)
+        for location, reply in ((7, {"code": code}), (1, 4))
+    }
 
 
 @pytest.mark.parametrize(
@@ -92,12 +95,15 @@ SRAM = {
         ),
         ({"memory": NOT_SUPPORTED}, {"memory_total": None, "memory_used": None}),
         # Before Ampere, SRAM errors are those of its parts.
-        (
-            SRAM,
-            {
-                "ecc_errors,corrected,volatile,sram": None,
-                "ecc_errors,corrected,volatile,l2_cache": 4,
-            },
+        *(
+            (
+                refused_sram(code),
+                {
+                    "ecc_errors,corrected,volatile,sram": None,
+                    "ecc_errors,corrected,volatile,l2_cache": 4,
+                },
+            )
+            for code in (Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.INVALID_ARGUMENT)
         ),
     ],
 )

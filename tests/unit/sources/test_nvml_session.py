@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.limits_without_a_flag import LOST_RETRY_INTERVAL_SECONDS, TICK_INTERVAL_SECONDS
+from mps_exporter.limits_without_a_flag import (
+    LOST_RETRY_INTERVAL_SECONDS,
+    REFUSED_RETRY_INTERVAL_SECONDS,
+    TICK_INTERVAL_SECONDS,
+)
 from mps_exporter.observations import Outcome
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import Code
@@ -258,3 +262,35 @@ def test_a_failed_read_of_events_is_repeated() -> None:
         assert xids(nvml, 45) is None
         library.fail("nvmlEventSetWait_v2", None)
         assert xids(nvml, 45) == 1
+
+
+def test_a_gpu_that_refuses_xids_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A virtual GPU always refuses, which is worth no warning."""
+    caplog.set_level(logging.INFO, "mps_exporter")
+    library = FakeNvml(device := gpu())
+    library.fail("nvmlDeviceRegisterEvents", Code.UNKNOWN)
+    with opened(library) as nvml:
+        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS / 2)
+        nvml.observe()
+        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS / 2)
+        assert library.calls["nvmlDeviceRegisterEvents"] == 1
+        library.fail("nvmlDeviceRegisterEvents", Code.NOT_SUPPORTED)
+        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS)
+        assert [(one.levelno, one.message.rpartition(" ")[2]) for one in caplog.records] == [
+            (logging.INFO, "UNKNOWN"),
+            (logging.INFO, "NOT_SUPPORTED"),
+        ]
+        library.fail("nvmlDeviceRegisterEvents", None)
+        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS)
+        library.xid(device, 31)
+        assert xids(nvml, 31) == 1
+
+
+def test_each_reason_why_a_gpu_cannot_be_opened_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    library = FakeNvml(gpu())
+    with opened(library) as nvml:
+        for code in (Code.NO_PERMISSION, Code.NO_PERMISSION, Code.UNKNOWN):
+            library.fail("nvmlDeviceGetUUID", code)
+            nvml.observe()
+            nvml.close()
+    assert len(caplog.records) == 2

@@ -273,7 +273,7 @@ def _supports_gpm(queries: DeviceQueries, now: float) -> bool:
         now,
         every=NEVER_AGAIN,
     )
-    return bool(supported) and queries.is_supported("nvmlGpmMetricsGet")
+    return bool(supported) and queries.is_due("nvmlGpmMetricsGet", now)
 
 
 def _pcie_counters(queries: DeviceQueries, now: float) -> dict[str, int]:

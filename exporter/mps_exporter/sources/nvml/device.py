@@ -15,7 +15,6 @@ from mps_exporter.sources.nvml.pynvml_api import (
     FIELD_VALUES,
     NEVER_AGAIN,
     UNSUPPORTED,
-    Code,
     Device,
     DeviceQueries,
     FieldReply,
@@ -133,7 +132,7 @@ class DeviceReader:
                 reading = self._queries.cached(row.call, now)
                 if reading is not None:
                     yield reading
-                elif self._queries.is_supported(row.call):
+                elif self._queries.is_due(row.call, now):
                     due.append(row)
         if due:
             yield from self._query_fields(due, now)
@@ -145,7 +144,7 @@ class DeviceReader:
             self._queries.record_defect(FIELD_VALUES, error)
             return
         except NvmlError as error:
-            if error.code in {*UNSUPPORTED, Code.INVALID_ARGUMENT} and len(rows) > 1:
+            if error.code in UNSUPPORTED and len(rows) > 1:
                 # Some drivers refuse a whole batch for one field in it.
                 for row in rows:
                     yield from self._query_fields([row], now)
@@ -153,7 +152,7 @@ class DeviceReader:
             replies = [FieldReply(error.code)] * len(rows)
         for row, reply in zip(rows, replies, strict=True):
             if reply.code != 0:
-                self._queries.record_refusal(row.call, reply.code)
+                self._queries.record_refusal(row.call, reply.code, now)
             elif math.isfinite(reply.value):
                 reading = row.reading(reply.value)
                 self._queries.record(row.call, reading, now + row.every)

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, NewType, TypeVar
 
 import pynvml
 
+from mps_exporter.limits_without_a_flag import REFUSED_RETRY_INTERVAL_SECONDS
 from mps_exporter.observations import CgroupMemory
 
 log = logging.getLogger(__name__)
@@ -56,11 +57,17 @@ class Code(IntEnum):
     UNKNOWN = 999
 
 
-UNSUPPORTED = frozenset(
-    {Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH, Code.DEPRECATED}
-)
-"""Codes of lasting refusals by this driver or GPU. Permissions may be granted, and an argument (a
-sample, a timestamp, an instance) may become valid, while NVML stays initialized."""
+MAY_CHANGE = frozenset({Code.INVALID_ARGUMENT, Code.NO_PERMISSION})
+"""Codes of UNSUPPORTED that may end while NVML stays initialized: permissions are granted, or an
+argument (a sample, a timestamp, an instance) becomes valid. Such a query is repeated, rarely."""
+
+UNSUPPORTED = MAY_CHANGE | {
+    Code.NOT_SUPPORTED,
+    Code.FUNCTION_NOT_FOUND,
+    Code.ARGUMENT_VERSION_MISMATCH,
+    Code.DEPRECATED,
+}
+"""Codes of lasting refusals by this driver or GPU; only those in MAY_CHANGE may end."""
 
 GPU_GONE = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
 """Codes of a GPU that has fallen off the bus or needs a reset; other GPUs may be healthy."""
@@ -283,7 +290,7 @@ def _field_reply(reply: Any) -> FieldReply:
     return FieldReply(0, getattr(reply.value, _FIELD_MEMBERS[reply.valueType]))
 
 
-NEVER_AGAIN = math.inf  # Interval of a value that never changes.
+NEVER_AGAIN = math.inf  # Interval of a value that never changes; delay after a final refusal.
 
 DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of interpreting an unexpected reply: infinity, a list too short. They cost the reading,
@@ -310,7 +317,7 @@ class DeviceQueries:
         self.device = device
         self.instance = instance
         self._device_name = device_name
-        self._refused: set[str] = set()  # Queries that are not supported.
+        self._refused: dict[str, float] = {}  # Query -> time from which it may be repeated.
         self._logged: set[tuple[str, int]] = set()
         self._cached: dict[str, tuple[float, Any]] = {}
         """Query -> time until which the value is fresh, value."""
@@ -318,11 +325,11 @@ class DeviceQueries:
     def get(
         self, name: str, read: Callable[[], T], now: float = 0.0, every: float = 0.0
     ) -> T | None:
-        """Return the value: cached if fresh (for `every` seconds), else queried if supported.
+        """Return the value: cached if fresh (for `every` seconds), else queried unless refused.
 
         Return None if there is no value now; raise GpuGoneError if the GPU is gone.
         """
-        if not self.is_supported(name):
+        if not self.is_due(name, now):
             return None
         cached: T | None = self.cached(name, now)
         if cached is not None:
@@ -330,7 +337,7 @@ class DeviceQueries:
         try:
             value = read()
         except NvmlError as error:
-            self.record_refusal(name, error.code)
+            self.record_refusal(name, error.code, now)
             return None
         except DEFECTS as error:
             self.record_defect(name, error)
@@ -349,6 +356,8 @@ class DeviceQueries:
         return value if now < fresh_until else None
 
     def record(self, name: str, value: object, fresh_until: float) -> None:
+        """Record a reply, which ends an earlier refusal of the query."""
+        self._refused.pop(name, None)
         self._cached[name] = fresh_until, value
 
     def forget(self, *names: str) -> None:
@@ -356,18 +365,19 @@ class DeviceQueries:
         for name in names:
             self._cached.pop(name, None)
 
-    def record_refusal(self, name: str, code: int) -> None:
+    def record_refusal(self, name: str, code: int, now: float) -> None:
         self.forget(name)
         if code in GPU_GONE:
             raise GpuGoneError(f"{name}: {code_name(code)}")
         if code in SESSION_GONE:
             self.api.session_gone = True
         elif code in UNSUPPORTED:
-            self._refused.add(name)
-            self._log_once(name, code, logging.DEBUG, "not available here", code_name(code))
-        else:
+            delay = REFUSED_RETRY_INTERVAL_SECONDS if code in MAY_CHANGE else NEVER_AGAIN
+            self._refused[name] = now + delay
             level = logging.INFO if code == Code.NO_PERMISSION else logging.DEBUG
-            self._log_once(name, code, level, "left out this time", code_name(code))
+            self._log_once(name, code, level, "not available here", code_name(code))
+        else:
+            self._log_once(name, code, logging.DEBUG, "left out this time", code_name(code))
 
     def record_defect(self, name: str, error: Exception) -> None:
         """Log, once, that a reply cannot be interpreted."""
@@ -380,8 +390,12 @@ class DeviceQueries:
             log.log(level, "%s: %s: %s: %s", self._device_name, what, name, why)
 
     def is_supported(self, name: str) -> bool:
-        """Return whether the query was not refused as unsupported."""
+        """Return whether the query is not refused as unsupported."""
         return name not in self._refused
+
+    def is_due(self, name: str, now: float) -> bool:
+        """Return whether to send a query: it is not refused, or a retry is due."""
+        return now >= self._refused.get(name, 0.0)
 
     def clear(self) -> None:
         """Drop replies and refusals: the device has changed."""

@@ -37,6 +37,7 @@ from mps_exporter.sources.nvml.pynvml_api import (
     Device,
     NvmlApi,
     NvmlError,
+    code_name,
     device_key,
 )
 
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 
 NEVER = float("inf")
 
-UNREADABLE_XIDS = "Xid errors cannot be read"
 XID_CRITICAL_ERROR = 0x8  # nvmlEventTypeXidCriticalError.
 
 REMEDIES: dict[int, str] = {
@@ -96,7 +96,7 @@ class NvmlSession:
         self._known_gpus: dict[str, GpuObservation] = {}
         """UUID -> observation while the GPU is gone, of each GPU that was ever read."""
         self._accumulators: dict[str, Accumulators] = {}
-        self._xids = XidCounter(self._api, now, self._transitions)
+        self._xids = XidCounter(self._api, now)
 
     def observe(self) -> NvmlObservation:
         """Read all GPUs. Blocks; errors of NVML are part of the observation, not raised."""
@@ -122,7 +122,7 @@ class NvmlSession:
             return
         for reader in self._gpus:
             reader.tick(now)
-        self._xids.read(self._gpus)
+        self._xids.read(self._gpus, now)
 
     def memory_limits(self, root: str, paths: Sequence[str]) -> tuple[CgroupMemory, ...]:
         """Return the memory of control groups that use GPU memory or have a limit.
@@ -204,8 +204,8 @@ class NvmlSession:
         except NvmlError as error:
             if error.code in SESSION_GONE:
                 raise
-            message = "a GPU cannot be opened"
-            self._transitions.failed(str(index), message=message, gpu=index, err=error)
+            message, why = "a GPU cannot be opened", str(error)
+            self._transitions.failed(str(index), message=message, reason=why, gpu=index, err=why)
             return error.code not in GPU_GONE
         position = GpuObservation(index, uuid)
         reader = GpuReader(self._api, device, position, self._accumulators, serials=self._serials)
@@ -245,7 +245,7 @@ class NvmlSession:
 
     def _observe_gpus(self) -> list[GpuObservation]:
         now = self._clock()
-        self._xids.read(self._gpus)
+        self._xids.read(self._gpus, now)
         found: list[GpuObservation] = []
         for reader in self._gpus:
             gpu = reader.observe(now)
@@ -269,14 +269,13 @@ class XidCounter:
     Measured: a read takes 2 us without an event, and NVML kept all of 20 events for 15 s.
     """
 
-    def __init__(
-        self, api: NvmlApi, now: Callable[[], float], transitions: TransitionLogger
-    ) -> None:
+    def __init__(self, api: NvmlApi, now: Callable[[], float]) -> None:
         self._api = api
         self._now = now
-        self._transitions = transitions
+        self._logged: set[str] = set()
         self._events: object | None = None  # NVML's set of events; None while there is none.
         self._watched: dict[int, str] = {}  # Key of a device that reports events -> UUID.
+        self._register_at = 0.0  # Time of the next attempt to register.
         self._seen: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)
         """UUID -> Xid -> count, and time when the last was read."""
 
@@ -291,13 +290,15 @@ class XidCounter:
                 yield Reading("xid_errors", count, labels)
             yield Reading("last_xid_at", at, labels)
 
-    def read(self, gpus: Sequence[GpuReader]) -> None:
-        """Count new events; at first, register for the events of these GPUs."""
+    def read(self, gpus: Sequence[GpuReader], now: float) -> None:
+        """Count new events; register for the events of these GPUs, rarely again if refused."""
         if not gpus:
             return
         try:
             if self._events is None:
                 self._events = self._api.call("nvmlEventSetCreate")
+            if now >= self._register_at:
+                self._register_at = now + policy.REFUSED_RETRY_INTERVAL_SECONDS
                 for gpu in gpus:
                     self._register(gpu)
             for _ in range(policy.MAX_XIDS):
@@ -312,22 +313,29 @@ class XidCounter:
             if error.code in SESSION_GONE:
                 self._api.session_gone = True
             else:
-                self._transitions.failed("xid", message=UNREADABLE_XIDS, err=error)
+                self._log_once(f"Xid errors cannot be read: {error}")
 
     def _register(self, gpu: GpuReader) -> None:
+        if gpu.uuid in self._watched.values():
+            return
         arguments = gpu.device, XID_CRITICAL_ERROR, self._events
         try:
             self._api.call("nvmlDeviceRegisterEvents", *arguments)
             self._watched[device_key(gpu.device)] = gpu.uuid
         except NvmlError as error:
-            key = "xid", gpu.uuid
-            self._transitions.failed(*key, message=UNREADABLE_XIDS, gpu=gpu.uuid, err=error)
+            self._log_once(f"GPU {gpu.uuid}: Xid errors cannot be read: {code_name(error.code)}")
 
     def close(self) -> None:
         """Free NVML's set of events, before NVML is shut down."""
-        events, self._events, self._watched = self._events, None, {}
+        events, self._events, self._watched, self._register_at = self._events, None, {}, 0.0
         if events is not None:
             try:
                 self._api.call("nvmlEventSetFree", events)
             except NvmlError as error:
                 log.debug("%s", error)
+
+    def _log_once(self, text: str) -> None:
+        """Log at INFO: virtual GPUs report no events."""
+        if text not in self._logged:
+            self._logged.add(text)
+            log.info("%s", text)
