@@ -85,6 +85,7 @@ class ServerClients:
         self._clients: dict[int, TrackedClient] = {}
         self._associated: list[str] = []  # GPUs of contexts without a status line, oldest first.
         self._unnamed_key = 0
+        self._unnamed_disconnections = 0  # Clients that disconnected without the log showing which.
         self._terminating_pid: int | None = None
         self._handover_counted = False
 
@@ -92,8 +93,8 @@ class ServerClients:
         return iter(list(self._clients.values()))
 
     def __len__(self) -> int:
-        """Return the number of client processes within the quota that are connected."""
-        return len(self._clients)
+        """Return the number of connected client processes, without those that left unnamed."""
+        return len(self._clients) - self._unnamed_disconnections
 
     @property
     def may_have_context(self) -> bool:
@@ -290,14 +291,33 @@ class ServerClients:
         client.from_control_tool = True
         self.disconnect(client.pid, when)
 
+    def confirm_exit(self, client: TrackedClient, when: Moment) -> None:
+        """Remove a client whose process has exited without a log line that names the client."""
+        if self._unnamed_disconnections:
+            self._unnamed_disconnections -= 1  # counted when it disconnected
+            self.admissions.admitted.pop(client.pid, None)
+            del self._clients[client.key]
+        else:
+            self.drop(client, when)
+
     def disconnect_unnamed(self, when: Moment) -> None:
-        """Remove a client with PID 0, or the only client: others are removed when they exit."""
-        self.disconnect(next(iter(self)).pid if len(self) == 1 else 0, when)
+        """Count the end of a client; which client it was shows when its process has exited."""
+        if not self:
+            return
+        if len(self) == len(self._clients) == 1:
+            self.disconnect(next(iter(self)).pid, when)
+            return
+        self._unnamed_disconnections += 1
+        when.increment("mps_client_disconnections_total", uid=self._server.uid)
+        if not self:
+            self._clients.clear()
+            self.admissions.admitted.clear()
+            self._unnamed_disconnections = 0
 
     def end(self, cause: str, when: Moment, *, ghost: bool) -> list[int]:
         """End all clients with their server (cause "": they are not lost); return the lost PIDs."""
         lost = []
-        for client in self:
+        for client in list(self)[self._unnamed_disconnections :]:
             if not client.lost and self._lost_with_server(client, cause, ghost=ghost):
                 client.lose(cause, when)
                 lost.append(client.pid)
@@ -308,10 +328,8 @@ class ServerClients:
     def _lost_with_server(self, client: TrackedClient, cause: str, *, ghost: bool) -> bool:
         if not cause or client.leaving or (ghost and client.wait is not None):
             return False  # the waiting client never had a context: its wait is abandoned
-        if self._server.names_clients:
-            return cause != "terminated" or client.had_context
-        # Clients that remain at an orderly end have most likely ended before.
-        return cause != "terminated" and client.missing_since is None
+        # Without server.log, clients that remain at an orderly end have most likely ended before.
+        return cause != "terminated" or (self._server.names_clients and client.had_context)
 
     def _count_end(self, client: TrackedClient, when: Moment, *, known_end: bool) -> None:
         self._server.daemon.evidence.client_ended(client.pid, when.at)

@@ -58,6 +58,15 @@ def _uid(text: str) -> int:
     return uid % 2**32
 
 
+def _gpu_uuid(text: str) -> str:
+    """Return a UUID written with "0x" as GPU-…, any other text unchanged."""
+    digits = text.replace("0x", "").replace("-", "")
+    if not text.startswith("0x") or len(digits) != 32:
+        return text
+    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+    return "GPU-" + "-".join(parts)
+
+
 _VALUES: dict[str, tuple[str, Callable[[str], int | float | str]]] = {
     "pid": (r"\d{1,7}", int),
     "num": (r"\d{1,10}", int),
@@ -67,7 +76,7 @@ _VALUES: dict[str, tuple[str, Callable[[str], int | float | str]]] = {
     "percent": (r"\d{1,3}(?:\.\d{1,9})?", lambda text: float(text) / 100.0),
     "text": (r".*", lambda text: text.removesuffix(".")[: policy.MAX_QUOTED_MESSAGE]),
     "version": (r"[\w.-]{1,32}", str),
-    "uuid": (r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,92}", str),
+    "uuid": (r"[0-9A-Za-z/-]{1,96}", _gpu_uuid),
 }
 # {PID: 632, Context ID: 1} on 580, {PID: 991, Context: 1} there in one line, {11661, 1} in 2022
 _WHO = r"\{(?:PID: )?<pid>, (?:Context(?: ID)?: )?<num>\}"
@@ -298,9 +307,8 @@ SERVER_LINES = Shapes(
     (KNOWN, r"Creating worker thread(?: for client \{.*\})?"),
     (KNOWN, r"Worker created"),
     # 580: Device NVIDIA H200 (uuid GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893) is associated
-    ("server.associate_gpu", r"Device .{0,96} \(uuid <uuid>\) is associated"),
     # T4: Device Tesla T4 (uuid 0xafc3ccca-0xc3365689-0x2ed8f0e1-0x4233036f) is associated
-    (KNOWN, r"Device .{0,96} \(uuid 0x[0-9A-Fa-fx-]{1,94}\) is associated"),
+    ("server.associate_gpu", r"Device .{0,96} \(uuid <uuid>\) is associated"),
     # 580; 2022: status of client {11641, 1} is INACTIVE
     ("server.context_active", r"Status of client <who> is ACTIVE"),
     ("server.context_inactive", r"Status of client <who> is INACTIVE"),

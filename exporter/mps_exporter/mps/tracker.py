@@ -264,7 +264,7 @@ def _confirm_client_exits(server: TrackedServer, now: Moment) -> None:
     for client in server.clients:
         at = _confirmed_at(client, now.at, seconds)
         if at is not None:
-            server.clients.drop(client, now._replace(at=at))
+            server.clients.confirm_exit(client, now._replace(at=at))
 
 
 def _liveness(

@@ -164,6 +164,7 @@ def test_the_wording_of_2021() -> None:
     view = read(OLD)
     (server,) = view.servers
     assert (len(server.clients), server.thread_ratio) == (2, 0.5)
+    assert view.devices == {0: "GPU-afc3ccca-c336-5689-2ed8-f0e14233036f"}
     text = OLD
     text += """
         00:05.000 S17 Receive command failed, assuming client exit
