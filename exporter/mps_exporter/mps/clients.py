@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -74,6 +74,55 @@ class TrackedClient:
             when.add_incident(incident)
 
 
+class Associations:
+    """Contexts of one server that have no GPU yet, oldest first.
+
+    server.log names the GPU without the context:
+
+        Client {PID: 440, Context ID: 1} connected
+        Device NVIDIA H200 (uuid GPU-5e4dfbf1-...) is associated        with an unnamed context
+        Status of client {PID: 440, Context ID: 1} is ACTIVE            that context
+
+    The GPU is assigned to the oldest context without a GPU. The server's threads write in any
+    order, so the status line that follows corrects the assignment.
+    """
+
+    def __init__(self, clients: Mapping[int, TrackedClient]) -> None:
+        self._clients = clients
+        self._waiting: deque[tuple[int, int]] = deque(maxlen=policy.MAX_CONTEXTS)
+        """(key of the client, context ID)."""
+        self._last: tuple[int, int] | None = None  # Context of the last GPU, until a status line.
+
+    def add(self, key: int, context: int) -> None:
+        self._waiting.append((key, context))
+
+    def associate(self, uuid: str) -> None:
+        """Assign a GPU to the oldest context without a GPU."""
+        if not self._waiting:
+            return
+        key, context = self._waiting.popleft()
+        client = self._clients.get(key)
+        if client is not None and context in client.contexts:
+            client.contexts[context] = uuid
+            self._last = key, context
+
+    def confirm(self, pid: int, context: int, *, active: bool) -> None:
+        """Apply a context's status: the last GPU belongs to the ACTIVE context."""
+        guessed, self._last = self._last, None
+        actual = (pid, context)
+        if not active or pid == 0 or guessed is None or guessed == actual:
+            return
+        own, other = self._clients.get(pid), self._clients.get(guessed[0])
+        if own is None or other is None or own.contexts.get(context) != "":
+            return
+        own.contexts[context] = other.contexts.get(guessed[1], "")
+        if guessed[1] in other.contexts:
+            other.contexts[guessed[1]] = ""
+            self._waiting.appendleft(guessed)
+        if actual in self._waiting:
+            self._waiting.remove(actual)
+
+
 class ServerClients:
     """The clients of one server."""
 
@@ -83,7 +132,7 @@ class ServerClients:
         self.ever_connected = False
         self._server = server
         self._clients: dict[int, TrackedClient] = {}
-        self._associated: list[str] = []  # GPUs of contexts without a status line, oldest first.
+        self.associations = Associations(self._clients)
         self._unnamed_key = 0
         self._unnamed_disconnections = 0  # Clients that disconnected without the log showing which.
         self._terminating_pid: int | None = None
@@ -213,21 +262,8 @@ class ServerClients:
         if context not in client.contexts and len(client.contexts) < policy.MAX_CONTEXTS:
             client.contexts[context] = ""
             client.creating[context] = when.at
+            self.associations.add(client.key, context)
         return True
-
-    def associate(self, uuid: str) -> None:
-        """Keep the GPU of a context until the context's status line, the next of its thread.
-
-        Client {PID: 440, Context ID: 1} connected
-        Device NVIDIA H200 (uuid GPU-5e4dfbf1-...) is associated
-        Status of client {PID: 440, Context ID: 1} is ACTIVE
-        """
-        creating = sum(len(client.creating) for client in self)
-        self._associated = [*self._associated, uuid][-creating:] if creating else []
-
-    def take_associated(self) -> str:
-        """Return the oldest GPU without a context, "" if none: a context's status line follows."""
-        return self._associated.pop(0) if self._associated else ""
 
     def is_new_context(self, pid: int, context: int) -> bool:
         """Return whether the client is known, but this context is new."""
@@ -238,10 +274,8 @@ class ServerClients:
         """Mark a context that was being created as ACTIVE. Return False if there is none."""
         candidates = self._unnamed() if pid == 0 else [self._clients.get(pid)]
         client = next((one for one in candidates if one and context in one.creating), None)
-        uuid = self.take_associated()
         if client is None:
             return False
-        client.contexts[context] = uuid
         del client.creating[context]
         client.had_context = True
         client.unmapped = True

@@ -147,16 +147,39 @@ def test_unknown_lines_are_counted_and_numbers_outside_a_list(
     assert found["server",] == unrecognized
 
 
-def test_a_gpu_that_was_given_to_the_wrong_context_is_moved() -> None:
+ASSOCIATED = "S110 Device NVIDIA H200 (uuid {}) is associated"
+ACTIVE = "S110 Status of client {{PID: {}, Context ID: 1}} is ACTIVE"
+DIES = "S110 Client process {} disconnected"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        # The GPU of the second context comes first, and is moved.
+        (
+            [ASSOCIATED.format(GPU_TWO), ACTIVE.format(101), ASSOCIATED.format(GPU)],
+            {100: {GPU: 1}, 101: {GPU_TWO: 1}},
+        ),
+        # A context that hangs has its GPU.
+        ([ASSOCIATED.format(GPU)], {100: {GPU: 1}, 101: {"": 1}}),
+        # The GPU of a client that ends is not the GPU of the next.
+        (
+            [
+                *(ASSOCIATED.format(GPU_TWO), DIES.format(100)),
+                *(ASSOCIATED.format(GPU), ACTIVE.format(101)),
+            ],
+            {101: {GPU: 1}},
+        ),
+    ],
+)
+def test_the_gpu_of_a_context(lines: list[str], expected: dict[int, dict[str, int]]) -> None:
     text = DAEMON + server_starts("00:01.001", "00:01.100", 110, 1001)
     for pid in (100, 101):
         for context in (0, 1):
             text += f"00:01.200 S110 Client {{PID: {pid}, Context ID: {context}}} connected\n"
-    for pid, uuid in ((101, GPU_TWO), (100, GPU)):
-        text += f"00:01.300 S110 Device NVIDIA H200 (uuid {uuid}) is associated\n"
-        text += f"00:01.300 S110 Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE\n"
+    text += "".join(f"00:01.300 {line}\n" for line in lines)
     found = {one.pid: one.contexts_by_gpu for one in only_server(start(text)).clients}
-    assert found == {100: {GPU: 1}, 101: {GPU_TWO: 1}}
+    assert found == expected
 
 
 def test_clients_beyond_the_quota_are_counted_only() -> None:
