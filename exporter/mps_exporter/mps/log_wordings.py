@@ -289,12 +289,12 @@ SERVER_LINES = Shapes(
     ),
     (KNOWN, r"Server Priority set to .*"),
     # 580; T4: MPS Server is started
-    (KNOWN, r"Server has started"),
-    (KNOWN, r"MPS Server is started"),
+    ("server_open", r"Server has started"),
+    ("server_open", r"MPS Server is started"),
     (KNOWN, r"Server has been notified to shutdown"),
     (KNOWN, r"Server was unable to shutdown due to .*"),
     ("server.finish", r"Waiting for current clients to finish"),
-    ("server.exit", r"Exiting"),
+    ("server_exiting", r"Exiting"),
     (KNOWN, r"Received device query command\..*"),
     # 580, a second daemon that was refused: Using log directory: /tmp/mpslog
     (KNOWN, r"Using log directory: .*"),
@@ -418,6 +418,17 @@ class ServerLogReader:
             for other in state.servers:
                 if other is not self.server and not other.only_seen_after(when.at):
                     state.judge_server_exit(other, when)
+
+    def server_open(self, when: Moment) -> None:
+        """Apply a server's start, which only this line shows without control.log."""
+        if not self._state.readable["control"]:
+            self._state.open_server(self.server, when)
+
+    def server_exiting(self, when: Moment) -> None:
+        """Record an orderly end; without control.log, the server ends with this line."""
+        self.server.exiting = True
+        if not self._state.readable["control"]:
+            self._state.end_server(self.server, when, "requested")
 
     def server_failed(self, reason: str, _when: Moment) -> None:
         server = self._state.servers.get(self._pid)

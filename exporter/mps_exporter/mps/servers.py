@@ -265,9 +265,6 @@ class TrackedServer:
     def finish(self, _when: Moment) -> None:
         self.finishing = True
 
-    def exit(self, _when: Moment) -> None:
-        self.exiting = True
-
     def only_seen_after(self, at: float) -> bool:
         """Return whether nothing shows that it ran before this time.
 

@@ -296,7 +296,9 @@ class DaemonState:
 
     def server_ready(self, pid: int, when: Moment) -> None:
         self.daemon.served_at = when.at
-        server = self.servers.get(pid) or self.servers.adopt(pid, when.at)
+        self.open_server(self.servers.get(pid) or self.servers.adopt(pid, when.at), when)
+
+    def open_server(self, server: TrackedServer, when: Moment) -> None:
         if server.uid is not None:
             self.daemon.forbidden_starts.pop(server.uid, None)
         self.servers.ready(server, when)

@@ -238,19 +238,23 @@ def test_without_server_log_an_end_is_judged_by_what_came_before(end: str, cause
         assert "judged by control.log alone" in incident.detail
 
 
-def test_without_control_log_server_log_shows_exits() -> None:
+def test_without_control_log_server_log_shows_readiness_and_exits() -> None:
     text = """
         00:01.000 O110 Startup
         00:01.100 S110 Created anonymous shared memory region mps.shm.1001.110
         00:01.200 S110 Server has started
     """ + client("00:01.200", 100, 110)
-    (server,) = read(text, readable=("server",)).servers
-    assert (server.uid, server.ready_at) == (1001, None)
+    idle, _ = text.split("started\n")
+    for lines in (text, f"{idle}started\n"):
+        (server,) = read(lines, readable=("server",)).servers
+        assert (server.uid, server.ready_at, server.state) == (1001, at("00:01.200"), "ACTIVE")
+    ended = read(text + "00:05.000 S110 Exiting\n", readable=("server",))
+    assert tuple(ended.servers) == ()
+    assert summary(ended.counters)["server_exits"] == {"requested": 1}
     successor = "00:05.000 O120 Startup\n"
-    ended = counts(text + "00:05.000 S110 Exiting\n" + successor, readable=("server",))
-    assert ended["server_exits"] == {"requested": 1}
     view = read(text + successor, readable=("server",))
     found = summary(view.counters)
+    assert not {"server_starts", "startups"} & found.keys()  # control.log is their source
     assert found["server_exits"] == {"crashed": 1}
     assert found["losses"] == {"1001 server_crashed": 1}
     (incident,) = incidents(view, "server_crashed")
