@@ -358,6 +358,20 @@ def test_a_server_whose_client_may_have_connected_in_lost_lines_is_no_ghost(lost
     assert found == [(not lost, not lost), (False, True)]
 
 
+def test_a_reply_is_not_applied_before_the_lines_that_a_cut_log_delays() -> None:
+    tracker = start(DAEMON)
+    reply = ServerReply(110, state="ACTIVE", client_pids=())
+    tracker.reconcile(at("00:10.050"), at("00:10"), [110], [reply])
+    begun = script(server_starts("00:09.900", "00:10.100", 110, 1001)).data
+    seen = observation(at("00:10.300"), begun)
+    cut = tuple(replace(one, restarted=one.log == "server") for one in seen.chunks)
+    tracker.add_logs(replace(seen, chunks=cut))
+    tracker.add_logs(observation(at("00:14"), {}))
+    (server,) = tracker.state.servers
+    assert (server.uid, server.start_unknown) == (1001, False)
+    assert summary(tracker.state.counters)["startups"] == [1, 0.2]
+
+
 def test_daemons_without_logs_may_die_one_after_another() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}, readable=()))
