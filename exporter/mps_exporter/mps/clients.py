@@ -286,10 +286,10 @@ class ServerClients:
         return True
 
     def close_context(self, pid: int, context: int, when: Moment) -> None:
+        self._server.daemon.evidence.client_ending(pid, when.at)
         client = self.find(pid, context)
         if client is None:
             return
-        self._server.daemon.evidence.client_ending(client.pid, when.at)
         client.contexts.pop(context, None)
         client.creating.pop(context, None)
         if client.terminating:
