@@ -61,7 +61,7 @@ class TrackedClient:
     @property
     def leaving(self) -> bool:
         """Whether its last context is closed, so that it is not lost with its server."""
-        return self.had_context and not self.contexts
+        return self.had_context and not (self.contexts or self.inferred)
 
     def lose(self, cause: str, when: Moment) -> None:
         self.lost = True
@@ -190,6 +190,12 @@ class ServerClients:
         self.admissions.add(entry, when)
         if not self._server.names_clients:
             self.connect(entry.pid, when)
+
+    def readmit(self, pid: int) -> None:
+        """Record that the daemon sends a client to the server again, for a context."""
+        client = self._clients.get(pid)
+        if client is not None and not self._server.names_clients:
+            client.had_context = True
 
     def connect_admitted(self, when: Moment) -> None:
         """Count all admitted clients as connected: the server's log names no client."""

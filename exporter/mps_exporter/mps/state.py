@@ -387,7 +387,8 @@ class DaemonState:
         # A process that the server refused without a line may connect again.
         again = daemon.missing_credentials and any(one.pid == pid for one in admissions)
         if pid in admissions.admitted and not again:
-            return  # for a context
+            server.clients.readmit(pid)
+            return
         # A line about missing credentials precedes only the first connection of a process.
         is_first = daemon.match_credentials()
         if pid == 0 and not is_first:

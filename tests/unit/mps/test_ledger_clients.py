@@ -63,6 +63,14 @@ def test_a_client_that_left_unnamed_is_not_lost_with_the_server() -> None:
     assert found["disconnections"] == {"1001": 2}
 
 
+def test_a_client_that_the_log_does_not_name_is_sent_again_for_a_context() -> None:
+    text = UNNAMED.split("00:02")[0] + arrives("00:01.300", 100, 1001)
+    left = counts(text + "00:05.000 S110 Client process disconnected\n")
+    assert left["sessions"] == {"1001": [1, 3.8]}
+    crash = counts(text + "00:05.000 C630 Server 110 exited with status 1\n")
+    assert crash["losses"] == {"1001 server_crashed": 1}
+
+
 @pytest.mark.parametrize("end", ["server_crashed", "daemon_died"])
 def test_clients_whose_exits_are_seen_before_their_server_s_end_are_lost(end: str) -> None:
     tracker = start(UNNAMED.rsplit("\n", 2)[0] + "\n")
