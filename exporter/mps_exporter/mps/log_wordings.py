@@ -180,6 +180,7 @@ _DEVICE_ROW = re.compile(
 )
 _SET_PERCENTAGE = re.compile(r"set_active_thread_percentage +(\d{1,7}) +\S+", re.ASCII)
 _PERCENTAGE = re.compile(r"\d{1,3}(?:\.\d{1,6})?", re.ASCII)
+_TERMINATE = re.compile(r"terminate_client +(\d{1,7}) +(\d{1,7})", re.ASCII)
 
 
 class ControlLogReader:
@@ -242,7 +243,7 @@ class ControlLogReader:
             when.increment("mps_control_log_unrecognized_lines_total", log="control")
 
     def _read_reply(self, text: str, when: Moment) -> None:
-        """Apply a reply in the log: a UUID or a percentage."""
+        """Apply a reply in the log: a UUID, a percentage, or a termination."""
         state = self.state
         row = _DEVICE_ROW.match(text)
         if row is not None and self._command.startswith("device_query"):
@@ -253,6 +254,13 @@ class ControlLogReader:
             server = state.servers.get(int(setting[1]))
             if server is not None:
                 server.thread_ratio = float(text) / 100.0
+            return
+        ending = _TERMINATE.fullmatch(self._command)
+        if ending is not None and text == "0" and not state.readable["server"]:
+            server = state.servers.get(int(ending[1]))
+            client = None if server is None else server.clients.get(int(ending[2]))
+            if client is not None:
+                client.count_termination(when)
 
     def daemon_starting(self, when: Moment) -> None:
         self.state.daemon_started(self._pid, when)

@@ -238,6 +238,16 @@ def test_without_server_log_an_end_is_judged_by_what_came_before(end: str, cause
         assert "judged by control.log alone" in incident.detail
 
 
+def test_without_server_log_control_log_shows_that_an_operator_ended_a_client() -> None:
+    text = """
+        00:03.000 C630 NEW UI
+        00:03.000 C630 Cmd:terminate_client 110 100
+        00:03.010 C630 0
+        00:03.010 C630 UI closed
+    """
+    assert counts(HOLDER + text, readable=CONTROL_ONLY)["losses"] == {"1001 terminated": 1}
+
+
 def test_without_control_log_server_log_shows_readiness_and_exits() -> None:
     text = """
         00:01.000 O110 Startup
