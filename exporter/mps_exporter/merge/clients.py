@@ -123,9 +123,9 @@ def _resolve_pid0_clients(
     """Find the PIDs of clients that a daemon in its own PID namespace calls PID 0.
 
     If NVML lists as many unidentified MPS processes of a user on the server's GPUs as the server
-    has such clients of this user, these are the clients; else it is unknown which of them are. Only
-    facts that are equal in all are known. A client that a fault hit may have left NVML's list, and
-    another process may be there instead.
+    has such clients of this user, these are the clients; else it is unknown which of them are. If
+    GPUs do not tell clients apart, only facts that are equal in all are known. A client that a
+    fault hit may have left NVML's list, and another process may be there instead.
     """
     known = context.known_pids | {server_pid} | {client.pid for client, _ in clients}
     listed: dict[int | None, dict[int, dict[str, int]]] = {}
@@ -146,15 +146,19 @@ def _resolve_pid0_clients(
         if None in listed or len(unnamed) != len(found) or torn_down:
             resolved += unnamed
         else:
-            allowed = _common(allowed for _, allowed in unnamed)
-            facts = {
-                name: _common(getattr(client, name) for client, _ in unnamed)
-                for name in ("connected_at", "state", "state_since")
-            }
-            resolved += [
-                _Listed(Client(pid, server_pid, uid, contexts=gpus, **facts), allowed)
-                for pid, gpus in sorted(found.items())
-            ]
+            in_log = sorted(sorted(client.contexts) for client, _ in unnamed)
+            by_gpu = in_log == sorted(map(sorted, found.values()))
+            alike = unnamed
+            for pid, gpus in sorted(found.items()):
+                if by_gpu:
+                    alike = [one for one in unnamed if one.client.contexts.keys() == gpus.keys()]
+                facts = {
+                    name: _common(getattr(client, name) for client, _ in alike)
+                    for name in ("connected_at", "state", "state_since")
+                }
+                allowed = _common(allowed for _, allowed in alike)
+                client = Client(pid, server_pid, uid, contexts=gpus, **facts)
+                resolved.append(_Listed(client, allowed))
     return resolved
 
 

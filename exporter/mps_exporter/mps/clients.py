@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -61,7 +61,7 @@ class TrackedClient:
     @property
     def leaving(self) -> bool:
         """Whether its last context is closed, so that it is not lost with its server."""
-        return self.had_context and not self.contexts
+        return self.had_context and not (self.contexts or self.inferred)
 
     def lose(self, cause: str, when: Moment) -> None:
         self.lost = True
@@ -74,6 +74,55 @@ class TrackedClient:
             when.add_incident(incident)
 
 
+class Associations:
+    """Contexts of one server that have no GPU yet, oldest first.
+
+    server.log names the GPU without the context:
+
+        Client {PID: 440, Context ID: 1} connected
+        Device NVIDIA H200 (uuid GPU-5e4dfbf1-...) is associated        with an unnamed context
+        Status of client {PID: 440, Context ID: 1} is ACTIVE            that context
+
+    The GPU is assigned to the oldest context without a GPU. The server's threads write in any
+    order, so the status line that follows corrects the assignment.
+    """
+
+    def __init__(self, clients: Mapping[int, TrackedClient]) -> None:
+        self._clients = clients
+        self._waiting: deque[tuple[int, int]] = deque(maxlen=policy.MAX_CONTEXTS)
+        """(key of the client, context ID)."""
+        self._last: tuple[int, int] | None = None  # Context of the last GPU, until a status line.
+
+    def add(self, key: int, context: int) -> None:
+        self._waiting.append((key, context))
+
+    def associate(self, uuid: str) -> None:
+        """Assign a GPU to the oldest context without a GPU."""
+        if not self._waiting:
+            return
+        key, context = self._waiting.popleft()
+        client = self._clients.get(key)
+        if client is not None and context in client.contexts:
+            client.contexts[context] = uuid
+            self._last = key, context
+
+    def confirm(self, pid: int, context: int, *, active: bool) -> None:
+        """Apply a context's status: the last GPU belongs to the ACTIVE context."""
+        guessed, self._last = self._last, None
+        actual = (pid, context)
+        if not active or pid == 0 or guessed is None or guessed == actual:
+            return
+        own, other = self._clients.get(pid), self._clients.get(guessed[0])
+        if own is None or other is None or own.contexts.get(context) != "":
+            return
+        own.contexts[context] = other.contexts.get(guessed[1], "")
+        if guessed[1] in other.contexts:
+            other.contexts[guessed[1]] = ""
+            self._waiting.appendleft(guessed)
+        if actual in self._waiting:
+            self._waiting.remove(actual)
+
+
 class ServerClients:
     """The clients of one server."""
 
@@ -83,8 +132,9 @@ class ServerClients:
         self.ever_connected = False
         self._server = server
         self._clients: dict[int, TrackedClient] = {}
-        self._associated: list[str] = []  # GPUs of contexts without a status line, oldest first.
+        self.associations = Associations(self._clients)
         self._unnamed_key = 0
+        self._unnamed_disconnections = 0  # Clients that disconnected without the log showing which.
         self._terminating_pid: int | None = None
         self._handover_counted = False
 
@@ -92,8 +142,8 @@ class ServerClients:
         return iter(list(self._clients.values()))
 
     def __len__(self) -> int:
-        """Return the number of client processes within the quota that are connected."""
-        return len(self._clients)
+        """Return the number of connected client processes, without those that left unnamed."""
+        return len(self._clients) - self._unnamed_disconnections
 
     @property
     def may_have_context(self) -> bool:
@@ -140,6 +190,12 @@ class ServerClients:
         self.admissions.add(entry, when)
         if not self._server.names_clients:
             self.connect(entry.pid, when)
+
+    def readmit(self, pid: int) -> None:
+        """Record that the daemon sends a client to the server again, for a context."""
+        client = self._clients.get(pid)
+        if client is not None and not self._server.names_clients:
+            client.had_context = True
 
     def connect_admitted(self, when: Moment) -> None:
         """Count all admitted clients as connected: the server's log names no client."""
@@ -212,21 +268,8 @@ class ServerClients:
         if context not in client.contexts and len(client.contexts) < policy.MAX_CONTEXTS:
             client.contexts[context] = ""
             client.creating[context] = when.at
+            self.associations.add(client.key, context)
         return True
-
-    def associate(self, uuid: str) -> None:
-        """Keep the GPU of a context until the context's status line, the next of its thread.
-
-        Client {PID: 440, Context ID: 1} connected
-        Device NVIDIA H200 (uuid GPU-5e4dfbf1-...) is associated
-        Status of client {PID: 440, Context ID: 1} is ACTIVE
-        """
-        creating = sum(len(client.creating) for client in self)
-        self._associated = [*self._associated, uuid][-creating:] if creating else []
-
-    def take_associated(self) -> str:
-        """Return the oldest GPU without a context, "" if none: a context's status line follows."""
-        return self._associated.pop(0) if self._associated else ""
 
     def is_new_context(self, pid: int, context: int) -> bool:
         """Return whether the client is known, but this context is new."""
@@ -237,10 +280,8 @@ class ServerClients:
         """Mark a context that was being created as ACTIVE. Return False if there is none."""
         candidates = self._unnamed() if pid == 0 else [self._clients.get(pid)]
         client = next((one for one in candidates if one and context in one.creating), None)
-        uuid = self.take_associated()
         if client is None:
             return False
-        client.contexts[context] = uuid
         del client.creating[context]
         client.had_context = True
         client.unmapped = True
@@ -251,10 +292,10 @@ class ServerClients:
         return True
 
     def close_context(self, pid: int, context: int, when: Moment) -> None:
+        self._server.daemon.evidence.client_ending(pid, when.at)
         client = self.find(pid, context)
         if client is None:
             return
-        self._server.daemon.evidence.client_ending(client.pid, when.at)
         client.contexts.pop(context, None)
         client.creating.pop(context, None)
         if client.terminating:
@@ -290,14 +331,33 @@ class ServerClients:
         client.from_control_tool = True
         self.disconnect(client.pid, when)
 
+    def confirm_exit(self, client: TrackedClient, when: Moment) -> None:
+        """Remove a client whose process has exited without a log line that names the client."""
+        if self._unnamed_disconnections:
+            self._unnamed_disconnections -= 1  # counted when it disconnected
+            self.admissions.admitted.pop(client.pid, None)
+            del self._clients[client.key]
+        else:
+            self.drop(client, when)
+
     def disconnect_unnamed(self, when: Moment) -> None:
-        """Remove a client with PID 0, or the only client: others are removed when they exit."""
-        self.disconnect(next(iter(self)).pid if len(self) == 1 else 0, when)
+        """Count the end of a client; which client it was shows when its process has exited."""
+        if not self:
+            return
+        if len(self) == len(self._clients) == 1:
+            self.disconnect(next(iter(self)).pid, when)
+            return
+        self._unnamed_disconnections += 1
+        when.increment("mps_client_disconnections_total", uid=self._server.uid)
+        if not self:
+            self._clients.clear()
+            self.admissions.admitted.clear()
+            self._unnamed_disconnections = 0
 
     def end(self, cause: str, when: Moment, *, ghost: bool) -> list[int]:
         """End all clients with their server (cause "": they are not lost); return the lost PIDs."""
         lost = []
-        for client in self:
+        for client in list(self)[self._unnamed_disconnections :]:
             if not client.lost and self._lost_with_server(client, cause, ghost=ghost):
                 client.lose(cause, when)
                 lost.append(client.pid)
@@ -308,10 +368,8 @@ class ServerClients:
     def _lost_with_server(self, client: TrackedClient, cause: str, *, ghost: bool) -> bool:
         if not cause or client.leaving or (ghost and client.wait is not None):
             return False  # the waiting client never had a context: its wait is abandoned
-        if self._server.names_clients:
-            return cause != "terminated" or client.had_context
-        # Clients that remain at an orderly end have most likely ended before.
-        return cause != "terminated" and client.missing_since is None
+        # Without server.log, clients that remain at an orderly end have most likely ended before.
+        return cause != "terminated" or (self._server.names_clients and client.had_context)
 
     def _count_end(self, client: TrackedClient, when: Moment, *, known_end: bool) -> None:
         self._server.daemon.evidence.client_ended(client.pid, when.at)

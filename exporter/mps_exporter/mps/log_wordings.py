@@ -58,6 +58,15 @@ def _uid(text: str) -> int:
     return uid % 2**32
 
 
+def _gpu_uuid(text: str) -> str:
+    """Return a UUID written with "0x" as GPU-…, any other text unchanged."""
+    digits = text.replace("0x", "").replace("-", "")
+    if not text.startswith("0x") or len(digits) != 32:
+        return text
+    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+    return "GPU-" + "-".join(parts)
+
+
 _VALUES: dict[str, tuple[str, Callable[[str], int | float | str]]] = {
     "pid": (r"\d{1,7}", int),
     "num": (r"\d{1,10}", int),
@@ -67,7 +76,7 @@ _VALUES: dict[str, tuple[str, Callable[[str], int | float | str]]] = {
     "percent": (r"\d{1,3}(?:\.\d{1,9})?", lambda text: float(text) / 100.0),
     "text": (r".*", lambda text: text.removesuffix(".")[: policy.MAX_QUOTED_MESSAGE]),
     "version": (r"[\w.-]{1,32}", str),
-    "uuid": (r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,92}", str),
+    "uuid": (r"[0-9A-Za-z/-]{1,96}", _gpu_uuid),
 }
 # {PID: 632, Context ID: 1} on 580, {PID: 991, Context: 1} there in one line, {11661, 1} in 2022
 _WHO = r"\{(?:PID: )?<pid>, (?:Context(?: ID)?: )?<num>\}"
@@ -171,6 +180,7 @@ _DEVICE_ROW = re.compile(
 )
 _SET_PERCENTAGE = re.compile(r"set_active_thread_percentage +(\d{1,7}) +\S+", re.ASCII)
 _PERCENTAGE = re.compile(r"\d{1,3}(?:\.\d{1,6})?", re.ASCII)
+_TERMINATE = re.compile(r"terminate_client +(\d{1,7}) +(\d{1,7})", re.ASCII)
 
 
 class ControlLogReader:
@@ -233,7 +243,7 @@ class ControlLogReader:
             when.increment("mps_control_log_unrecognized_lines_total", log="control")
 
     def _read_reply(self, text: str, when: Moment) -> None:
-        """Apply a reply in the log: a UUID or a percentage."""
+        """Apply a reply in the log: a UUID, a percentage, or a termination."""
         state = self.state
         row = _DEVICE_ROW.match(text)
         if row is not None and self._command.startswith("device_query"):
@@ -244,6 +254,13 @@ class ControlLogReader:
             server = state.servers.get(int(setting[1]))
             if server is not None:
                 server.thread_ratio = float(text) / 100.0
+            return
+        ending = _TERMINATE.fullmatch(self._command)
+        if ending is not None and text == "0" and not state.readable["server"]:
+            server = state.servers.get(int(ending[1]))
+            client = None if server is None else server.clients.get(int(ending[2]))
+            if client is not None:
+                client.count_termination(when)
 
     def daemon_starting(self, when: Moment) -> None:
         self.state.daemon_started(self._pid, when)
@@ -280,12 +297,12 @@ SERVER_LINES = Shapes(
     ),
     (KNOWN, r"Server Priority set to .*"),
     # 580; T4: MPS Server is started
-    (KNOWN, r"Server has started"),
-    (KNOWN, r"MPS Server is started"),
+    ("server_open", r"Server has started"),
+    ("server_open", r"MPS Server is started"),
     (KNOWN, r"Server has been notified to shutdown"),
     (KNOWN, r"Server was unable to shutdown due to .*"),
     ("server.finish", r"Waiting for current clients to finish"),
-    ("server.exit", r"Exiting"),
+    ("server_exiting", r"Exiting"),
     (KNOWN, r"Received device query command\..*"),
     # 580, a second daemon that was refused: Using log directory: /tmp/mpslog
     (KNOWN, r"Using log directory: .*"),
@@ -298,9 +315,8 @@ SERVER_LINES = Shapes(
     (KNOWN, r"Creating worker thread(?: for client \{.*\})?"),
     (KNOWN, r"Worker created"),
     # 580: Device NVIDIA H200 (uuid GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893) is associated
-    ("server.associate_gpu", r"Device .{0,96} \(uuid <uuid>\) is associated"),
     # T4: Device Tesla T4 (uuid 0xafc3ccca-0xc3365689-0x2ed8f0e1-0x4233036f) is associated
-    (KNOWN, r"Device .{0,96} \(uuid 0x[0-9A-Fa-fx-]{1,94}\) is associated"),
+    ("server.associate_gpu", r"Device .{0,96} \(uuid <uuid>\) is associated"),
     # 580; 2022: status of client {11641, 1} is INACTIVE
     ("server.context_active", r"Status of client <who> is ACTIVE"),
     ("server.context_inactive", r"Status of client <who> is INACTIVE"),
@@ -410,6 +426,17 @@ class ServerLogReader:
             for other in state.servers:
                 if other is not self.server and not other.only_seen_after(when.at):
                     state.judge_server_exit(other, when)
+
+    def server_open(self, when: Moment) -> None:
+        """Apply a server's start, which only this line shows without control.log."""
+        if not self._state.readable["control"]:
+            self._state.open_server(self.server, when)
+
+    def server_exiting(self, when: Moment) -> None:
+        """Record an orderly end; without control.log, the server ends with this line."""
+        self.server.exiting = True
+        if not self._state.readable["control"]:
+            self._state.end_server(self.server, when, "requested")
 
     def server_failed(self, reason: str, _when: Moment) -> None:
         server = self._state.servers.get(self._pid)

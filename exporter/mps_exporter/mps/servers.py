@@ -201,8 +201,9 @@ class TrackedServer:
             self.faults.endings.client_continues(pid, when.at)
 
     def associate_gpu(self, uuid: str, _when: Moment) -> None:
+        """Assign a GPU to the oldest context without a GPU."""
         self.daemon.gpus.add_gpu(uuid)
-        self.clients.associate(uuid)
+        self.clients.associations.associate(uuid)
 
     def context_active(self, pid: int, context: int, when: Moment) -> None:
         """Mark a context as usable; a context refused for the limit never becomes ACTIVE."""
@@ -213,9 +214,10 @@ class TrackedServer:
             self._queued_dead.pop(pid, None)
             self.daemon.evidence.client_active(pid)
         self.faults.endings.forget((self.clients.gpu_of(pid, context),))
+        self.clients.associations.confirm(pid, context, active=True)
 
-    def context_inactive(self, _pid: int, _context: int, _when: Moment) -> None:
-        self.clients.take_associated()
+    def context_inactive(self, pid: int, context: int, _when: Moment) -> None:
+        self.clients.associations.confirm(pid, context, active=False)
 
     def connection_lost(self, pid: int, context: int, when: Moment) -> None:
         """Record that a context (from 1 on) or a process (context 0) closed its connection.
@@ -262,9 +264,6 @@ class TrackedServer:
 
     def finish(self, _when: Moment) -> None:
         self.finishing = True
-
-    def exit(self, _when: Moment) -> None:
-        self.exiting = True
 
     def only_seen_after(self, at: float) -> bool:
         """Return whether nothing shows that it ran before this time.

@@ -296,7 +296,9 @@ class DaemonState:
 
     def server_ready(self, pid: int, when: Moment) -> None:
         self.daemon.served_at = when.at
-        server = self.servers.get(pid) or self.servers.adopt(pid, when.at)
+        self.open_server(self.servers.get(pid) or self.servers.adopt(pid, when.at), when)
+
+    def open_server(self, server: TrackedServer, when: Moment) -> None:
         if server.uid is not None:
             self.daemon.forbidden_starts.pop(server.uid, None)
         self.servers.ready(server, when)
@@ -385,7 +387,8 @@ class DaemonState:
         # A process that the server refused without a line may connect again.
         again = daemon.missing_credentials and any(one.pid == pid for one in admissions)
         if pid in admissions.admitted and not again:
-            return  # for a context
+            server.clients.readmit(pid)
+            return
         # A line about missing credentials precedes only the first connection of a process.
         is_first = daemon.match_credentials()
         if pid == 0 and not is_first:

@@ -86,11 +86,12 @@ class DaemonTracker:
     def advance(self, now: float) -> None:
         """Apply the lines that are released by now, and a due reply."""
         for entry in self._merger.pop_ready(now):
+            if entry.event == LINES_LOST:  # at the time of a read: older lines follow
+                self.state.lines_lost(entry.log, entry.at)
+                continue
             if self._pending_reply is not None and entry.at > self._pending_reply[0]:
                 self._apply_reply()  # in its place among the lines
-            if entry.event == LINES_LOST:
-                self.state.lines_lost(entry.log, entry.at)
-            elif not self._is_foreign(entry):
+            if not self._is_foreign(entry):
                 self._apply(entry)
         complete_until = self._merger.complete_until
         if complete_until is not None:
@@ -264,7 +265,7 @@ def _confirm_client_exits(server: TrackedServer, now: Moment) -> None:
     for client in server.clients:
         at = _confirmed_at(client, now.at, seconds)
         if at is not None:
-            server.clients.drop(client, now._replace(at=at))
+            server.clients.confirm_exit(client, now._replace(at=at))
 
 
 def _liveness(

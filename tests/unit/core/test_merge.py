@@ -163,13 +163,14 @@ def one_daemon(
     server: LoggedServer = LOGGED,
     waits: tuple[Wait, ...] = (),
     read_until: float = 9.0,
+    others: Sequence[GpuObservation] = (),
     **more: Any,
 ) -> Snapshot:
     state = logged(server, devices={0: "GPU-a"}, waits=waits, read_until=read_until)
     inputs = DaemonInputs(
         facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), state, logs, was_readable=True
     )
-    gpus = None if listed is None else [gpu(*listed, unread=unread)]
+    gpus = None if listed is None else [gpu(*listed, unread=unread), *others]
     return merged(inputs, gpus=gpus, processes=processes, **more)
 
 
@@ -539,14 +540,22 @@ def clients_of_container(
     clients: Iterable[TrackedClient],
     *processes: ProcessFacts,
     more: tuple[tuple[int, str, int | None], ...] = (),
+    second: tuple[ProcessFacts, ...] = (),
 ) -> tuple[Client, ...]:
-    """The clients of a daemon in its own PID namespace; these processes are MPS clients by NVML."""
+    """The clients of a daemon in its own PID namespace; these processes are MPS clients by NVML.
+
+    `second`: processes on the second GPU.
+    """
     own = replace(PROCESS, namespace_pids=(10, 1), pid_namespace=77)
     facts = replace(RUNNING, process=own, servers=(IN_CONTAINER,))
-    kinds = ((one.pid, kind, 1) for one in processes for kind in ("compute", "mps"))
-    listed = ((20, "compute", 1), (20, "mps", 1), *kinds, *more)
-    server = LoggedServer(3, tuple(clients))
-    found = one_daemon(IN_CONTAINER, *processes, facts=facts, listed=listed, server=server)
+    on_gpus = [
+        [(pid, kind, 1) for pid in (20, *(one.pid for one in those)) for kind in ("compute", "mps")]
+        for those in (processes, second)
+    ]
+    known: dict[str, Any] = {"facts": facts, "server": LoggedServer(3, tuple(clients))}
+    others = [gpu(*on_gpus[1], uuid="GPU-b")]
+    everybody = IN_CONTAINER, *processes, *second
+    found = one_daemon(*everybody, listed=(*on_gpus[0], *more), others=others, **known)
     (server_found,) = found.daemons[0].servers
     return server_found.clients
 
@@ -593,6 +602,16 @@ def test_clients_without_numbers_on_one_gpu_have_only_what_is_equal_in_all(diffe
         known = (client.connected_at, client.state_since, client.active_thread_ratio)
         shown = (None if name == differs else value for name, value in facts.items())
         assert (client.state, known) == ("active", tuple(shown))
+
+
+def test_clients_without_numbers_are_known_by_their_gpus() -> None:
+    first = logged_client(0, "GPU-a", at=1.0, had_context=True, key=-1)
+    hung = logged_client(0, "GPU-b", at=3.0, creating={1: 4.0}, key=-2)
+    found = clients_of_container([first, hung], client_facts(90), second=(client_facts(50),))
+    assert {one.pid: (one.connected_at, one.state) for one in found} == {
+        90: (1.0, "active"),
+        50: (3.0, "creating_context"),
+    }
 
 
 def test_a_client_with_a_number_keeps_it_and_its_facts() -> None:

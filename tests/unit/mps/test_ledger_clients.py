@@ -1,7 +1,5 @@
 """Clients that share a PID, end unnamed, are refused, or meet a fatal GPU error; unknown lines."""
 
-from copy import deepcopy
-
 import pytest
 
 from mps_exporter.limits_without_a_flag import OF_ORDINARY_USER
@@ -46,16 +44,59 @@ UNNAMED = (
 """A log that names no clients: 100 and 101 connected, one of them left."""
 
 
-def test_a_client_that_left_unnamed_is_named_by_proc_and_not_lost_with_the_server() -> None:
+def test_a_client_that_left_unnamed_is_counted_once_and_named_by_proc() -> None:
     tracker = start(UNNAMED)
+    assert len(only_server(tracker).clients) == 1
     alive = {110: ProcessFacts(110, EIGHT, state="S"), 101: ProcessFacts(101, EIGHT, state="S")}
     tracker.observe(at("00:04"), FACTS, alive, {100, 101, 110})
-    killed = deepcopy(tracker)
     tracker.add_logs(observation(at("00:06"), {}))
     assert [one.pid for one in only_server(tracker).clients] == [101]
     assert summary(tracker.state.counters)["disconnections"] == {"1001": 1}
-    more(killed, "00:04.500 C630 Server 110 exited with status 1\n")
-    assert summary(killed.state.counters)["losses"] == {"1001 server_crashed": 1}
+    tracker.observe(at("00:07"), FACTS, {}, {100, 101})
+    tracker.add_logs(observation(at("00:09"), {}))
+    assert summary(tracker.state.counters)["disconnections"] == {"1001": 2}
+
+
+def test_a_client_that_left_unnamed_is_not_lost_with_the_server() -> None:
+    found = counts(UNNAMED + "00:05.000 C630 Server 110 exited with status 1\n")
+    assert found["losses"] == {"1001 server_crashed": 1}
+    assert found["disconnections"] == {"1001": 2}
+
+
+def test_a_client_that_the_log_does_not_name_is_sent_again_for_a_context() -> None:
+    text = UNNAMED.split("00:02")[0] + arrives("00:01.300", 100, 1001)
+    left = counts(text + "00:05.000 S110 Client process disconnected\n")
+    assert left["sessions"] == {"1001": [1, 3.8]}
+    crash = counts(text + "00:05.000 C630 Server 110 exited with status 1\n")
+    assert crash["losses"] == {"1001 server_crashed": 1}
+
+
+@pytest.mark.parametrize("end", ["server_crashed", "daemon_died"])
+def test_clients_whose_exits_are_seen_before_their_server_s_end_are_lost(end: str) -> None:
+    tracker = start(UNNAMED.rsplit("\n", 2)[0] + "\n")
+    alive = {pid: ProcessFacts(pid, EIGHT, state="S") for pid in (100, 101, 110)}
+    tracker.observe(at("00:03"), FACTS, alive, alive)
+    facts = FACTS if end == "server_crashed" else DaemonFacts(PIPE, "/log")
+    tracker.observe(at("00:04.200"), facts, {}, {*alive, 630})
+    if end == "server_crashed":
+        more(tracker, "00:04.000 C630 Server 110 exited with status 1\n")
+    tracker.add_logs(observation(at("00:20"), {}))
+    assert summary(tracker.state.counters)["losses"] == {f"1001 {end}": 2}
+
+
+def test_clients_that_left_unnamed_in_the_history_do_not_fill_the_quota() -> None:
+    """Two clients overlapped once; later clients came one after another."""
+    text = UNNAMED + "00:04.000 S110 Client process disconnected\n"
+    for second in range(5, 5 + OF_ORDINARY_USER.clients + 10):
+        stamp = f"{second // 60:02d}:{second % 60:02d}"
+        text += arrives(f"{stamp}.000", 1000 + second, 1001)
+        text += f"{stamp}.500 S110 Client process disconnected\n"
+    text += arrives("59:00.000", 9000, 1001)
+    tracker = DaemonTracker(PIPE, OF_ORDINARY_USER)
+    tracker.add_logs(observation(at("59:01"), script(text).data, history=True))
+    clients = only_server(tracker).clients
+    assert clients.get(9000) is not None
+    assert (len(clients), clients.unfollowed) == (1, 0)
 
 
 def test_a_server_that_writes_nothing_to_the_log_that_is_read_is_no_ghost() -> None:
@@ -114,16 +155,39 @@ def test_unknown_lines_are_counted_and_numbers_outside_a_list(
     assert found["server",] == unrecognized
 
 
-def test_a_gpu_that_was_given_to_the_wrong_context_is_moved() -> None:
+ASSOCIATED = "S110 Device NVIDIA H200 (uuid {}) is associated"
+ACTIVE = "S110 Status of client {{PID: {}, Context ID: 1}} is ACTIVE"
+DIES = "S110 Client process {} disconnected"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        # The GPU of the second context comes first, and is moved.
+        (
+            [ASSOCIATED.format(GPU_TWO), ACTIVE.format(101), ASSOCIATED.format(GPU)],
+            {100: {GPU: 1}, 101: {GPU_TWO: 1}},
+        ),
+        # A context that hangs has its GPU.
+        ([ASSOCIATED.format(GPU)], {100: {GPU: 1}, 101: {"": 1}}),
+        # The GPU of a client that ends is not the GPU of the next.
+        (
+            [
+                *(ASSOCIATED.format(GPU_TWO), DIES.format(100)),
+                *(ASSOCIATED.format(GPU), ACTIVE.format(101)),
+            ],
+            {101: {GPU: 1}},
+        ),
+    ],
+)
+def test_the_gpu_of_a_context(lines: list[str], expected: dict[int, dict[str, int]]) -> None:
     text = DAEMON + server_starts("00:01.001", "00:01.100", 110, 1001)
     for pid in (100, 101):
         for context in (0, 1):
             text += f"00:01.200 S110 Client {{PID: {pid}, Context ID: {context}}} connected\n"
-    for pid, uuid in ((101, GPU_TWO), (100, GPU)):
-        text += f"00:01.300 S110 Device NVIDIA H200 (uuid {uuid}) is associated\n"
-        text += f"00:01.300 S110 Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE\n"
+    text += "".join(f"00:01.300 {line}\n" for line in lines)
     found = {one.pid: one.contexts_by_gpu for one in only_server(start(text)).clients}
-    assert found == {100: {GPU: 1}, 101: {GPU_TWO: 1}}
+    assert found == expected
 
 
 def test_clients_beyond_the_quota_are_counted_only() -> None:

@@ -164,6 +164,7 @@ def test_the_wording_of_2021() -> None:
     view = read(OLD)
     (server,) = view.servers
     assert (len(server.clients), server.thread_ratio) == (2, 0.5)
+    assert view.devices == {0: "GPU-afc3ccca-c336-5689-2ed8-f0e14233036f"}
     text = OLD
     text += """
         00:05.000 S17 Receive command failed, assuming client exit
@@ -237,19 +238,33 @@ def test_without_server_log_an_end_is_judged_by_what_came_before(end: str, cause
         assert "judged by control.log alone" in incident.detail
 
 
-def test_without_control_log_server_log_shows_exits() -> None:
+def test_without_server_log_control_log_shows_that_an_operator_ended_a_client() -> None:
+    text = """
+        00:03.000 C630 NEW UI
+        00:03.000 C630 Cmd:terminate_client 110 100
+        00:03.010 C630 0
+        00:03.010 C630 UI closed
+    """
+    assert counts(HOLDER + text, readable=CONTROL_ONLY)["losses"] == {"1001 terminated": 1}
+
+
+def test_without_control_log_server_log_shows_readiness_and_exits() -> None:
     text = """
         00:01.000 O110 Startup
         00:01.100 S110 Created anonymous shared memory region mps.shm.1001.110
         00:01.200 S110 Server has started
     """ + client("00:01.200", 100, 110)
-    (server,) = read(text, readable=("server",)).servers
-    assert (server.uid, server.ready_at) == (1001, None)
+    idle, _ = text.split("started\n")
+    for lines in (text, f"{idle}started\n"):
+        (server,) = read(lines, readable=("server",)).servers
+        assert (server.uid, server.ready_at, server.state) == (1001, at("00:01.200"), "ACTIVE")
+    ended = read(text + "00:05.000 S110 Exiting\n", readable=("server",))
+    assert tuple(ended.servers) == ()
+    assert summary(ended.counters)["server_exits"] == {"requested": 1}
     successor = "00:05.000 O120 Startup\n"
-    ended = counts(text + "00:05.000 S110 Exiting\n" + successor, readable=("server",))
-    assert ended["server_exits"] == {"requested": 1}
     view = read(text + successor, readable=("server",))
     found = summary(view.counters)
+    assert not {"server_starts", "startups"} & found.keys()  # control.log is their source
     assert found["server_exits"] == {"crashed": 1}
     assert found["losses"] == {"1001 server_crashed": 1}
     (incident,) = incidents(view, "server_crashed")
@@ -351,6 +366,20 @@ def test_a_server_whose_client_may_have_connected_in_lost_lines_is_no_ghost(lost
     tracker.advance_to(at("00:12"))
     found = [(server.ghost, server.has_all_lines) for server in tracker.state.servers]
     assert found == [(not lost, not lost), (False, True)]
+
+
+def test_a_reply_is_not_applied_before_the_lines_that_a_cut_log_delays() -> None:
+    tracker = start(DAEMON)
+    reply = ServerReply(110, state="ACTIVE", client_pids=())
+    tracker.reconcile(at("00:10.050"), at("00:10"), [110], [reply])
+    begun = script(server_starts("00:09.900", "00:10.100", 110, 1001)).data
+    seen = observation(at("00:10.300"), begun)
+    cut = tuple(replace(one, restarted=one.log == "server") for one in seen.chunks)
+    tracker.add_logs(replace(seen, chunks=cut))
+    tracker.add_logs(observation(at("00:14"), {}))
+    (server,) = tracker.state.servers
+    assert (server.uid, server.start_unknown) == (1001, False)
+    assert summary(tracker.state.counters)["startups"] == [1, 0.2]
 
 
 def test_daemons_without_logs_may_die_one_after_another() -> None:

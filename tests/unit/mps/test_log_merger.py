@@ -109,7 +109,7 @@ def test_a_clock_set_back_stops_nothing() -> None:
     assert [entry.event for entry in found] == [
         Event("server_process"),
         Event("ui_opened"),
-        Event("server.exit"),
+        Event("server_exiting"),
         Event("ui_closed"),
         Event("ui_opened"),
     ]
@@ -157,7 +157,7 @@ def test_the_logs_of_several_servers_are_merged_with_their_daemon_s() -> None:
         (110, Event("server_process")),
         (120, Event("server_process")),
         (630, Event("ui_opened")),
-        (110, Event("server.exit")),
+        (110, Event("server_exiting")),
         (630, Event("ui_closed")),
     ]
 
