@@ -130,7 +130,7 @@ DEFECTS: dict[str, Defect] = {
         "growth", ServerClients, "disconnect", _disconnect_and_keep, seed=3, minutes=30.0
     ),
     "the queue is not rebuilt from the history": Defect(
-        "restart", ClientQueue, "push", _push_counted
+        "restart", ClientQueue, "push", _push_counted, seed=14
     ),
     "without server.log no server is a ghost": Defect(
         "absence", TrackedServer, "is_ghost", property(lambda server: server.ghost)
@@ -141,7 +141,7 @@ DEFECTS: dict[str, Defect] = {
         seed=128,
     ),
     "who ended just before a fault has caused it": Defect(
-        "blame", FaultEvidence, "judge", _judge_by_time, seed=21
+        "blame", FaultEvidence, "judge", _judge_by_time, seed=36
     ),
     "a fault hit all clients of its server": Defect(
         "endings", daemon_findings, "_torn_down", _all_if_in_fault, seed=60
@@ -150,7 +150,11 @@ DEFECTS: dict[str, Defect] = {
         "blame", TrackedServer, "credentials_missing", _only_unused_is_ghost
     ),
     "an ordinary user's log names any process": Defect(
-        "blame", MergeContext, "process", lambda context, _daemon, pid: context.processes.get(pid)
+        "blame",
+        MergeContext,
+        "process",
+        lambda context, _daemon, pid: context.processes.get(pid),
+        seed=60,
     ),
     "each server is called root's": Defect(
         "texts", HostFacts, "server", lambda _host, server: f"root's server {server.pid}"

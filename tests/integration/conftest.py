@@ -9,9 +9,9 @@ from testing.own_host import OwnHost, own_host
 
 LONGEST_FIRST = (
     "test_no_healthy_client_is_ended",
-    "test_alerts_e2e",
     "test_hostile_users",
-    "test_dashboards_queries",
+    "test_alerts_promtool",
+    "test_alerts_e2e",
 )
 """Files that take longest: they begin first, whatever the order of the day, so that no worker is
 left alone with one at the end."""

@@ -15,8 +15,7 @@ measured by bench/attacks.py.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -34,40 +33,19 @@ SEVERITY = {"pager": "critical", "tickets": "warning"}
 @dataclass(frozen=True)
 class Expected:
     receiver: str
-    name: str
     text: str  # A regular expression that the description contains.
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """All labels except those that every alert has."""
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Incident:
     recording: str
+    instance: str
     expected: tuple[Expected, ...] = ()
     speed: float = 1.0
     laps: int = 1  # Number of times that it is played: at its end the exporter restarts it.
     possible: frozenset[str] = frozenset()
     """Alerts that may fire, because some durations are not divided by PACE."""
-
-    @property
-    def instance(self) -> str:
-        return self.recording if self.laps == 1 else f"{self.recording}-{self.laps}-times"
-
-    def labels(self, expected: Expected) -> dict[str, str]:
-        about = {"job": "mps-exporter", "instance": self.instance, **expected.labels}
-        if "daemon" in about:
-            about["daemon"] = about["daemon"].replace("LAB", f"/tmp/lab-{self.recording}")
-        return {"alertname": expected.name, "severity": SEVERITY[expected.receiver], **about}
-
-    @property
-    def file(self) -> Path:
-        return RECORDINGS / f"{self.recording}.rec.gz"
-
-    @cached_property
-    def seconds(self) -> float:
-        """Duration of all laps."""
-        recording = read_recording(self.file)
-        return self.laps * (recording.ended_at - recording.header.started_at) / self.speed
 
 
 TABLE = r"""
@@ -249,28 +227,32 @@ def incidents() -> Iterator[Incident]:
         head, *alerts = part.split("\n")
         recording, *given = head.split()
         options = dict(option.split("=") for option in given)
+        laps = int(options.get("laps", 1))
+        instance = recording if laps == 1 else f"{recording}-{laps}-times"
         possible = options.get("possible", "")
         yield Incident(
             recording,
-            tuple(expected(alert) for alert in alerts),
+            instance,
+            tuple(expected(alert, recording, instance) for alert in alerts),
             float(options.get("speed", 1)),
-            int(options.get("laps", 1)),
+            laps,
             frozenset(f"Mps{name}" for name in possible.split(",") if name),
         )
 
 
-def expected(line: str) -> Expected:
+def expected(line: str, recording: str, instance: str) -> Expected:
     words, _, text = line.partition(" : ")
     receiver, name, *given = words.split()
     labels = {"daemon": "mps", **dict(label.split("=") for label in given)}
     if labels["daemon"] == "-":
         del labels["daemon"]
     elif not labels["daemon"].startswith("/"):
-        labels["daemon"] = f"LAB/{labels['daemon']}"
+        labels["daemon"] = f"/tmp/lab-{recording}/{labels['daemon']}"
     if "gpu" in labels:
         number = int(labels["gpu"]) + 1
         labels["uuid"] = f"GPU-{number:08d}-0000-4000-8000-{number:012d}"
-    return Expected(receiver, f"Mps{name}", text, labels)
+    labels |= {"alertname": f"Mps{name}", "severity": SEVERITY[receiver]}
+    return Expected(receiver, text, {**labels, "job": "mps-exporter", "instance": instance})
 
 
 INCIDENTS = tuple(incidents())
@@ -280,10 +262,9 @@ def mistakes_of(incident: Incident, alerts: Sequence[Fired]) -> Iterator[str]:
     """Yield unexpected alerts, missing alerts, wrong receivers and wrong texts."""
     unexpected = [alert for alert in alerts if alert.name not in incident.possible]
     for expected in incident.expected:
-        labels = incident.labels(expected)
-        same = [alert for alert in alerts if alert.labels == labels]
+        same = [alert for alert in alerts if alert.labels == expected.labels]
         if not same:
-            yield f"did not come: {labels}"
+            yield f"did not come: {expected.labels}"
         for alert in same:
             if alert in unexpected:
                 unexpected.remove(alert)
@@ -309,13 +290,13 @@ LOG_POLLS = 5  # Polls of the logs between two scrapes.
 
 async def pages_of(incident: Incident) -> list[dict[str, str]]:
     """Return series -> value for each scrape. The first is one scrape after the beginning."""
-    recording = read_recording(incident.file)
+    recording = read_recording(RECORDINGS / f"{incident.recording}.rec.gz")
     header = recording.header
-    seconds = incident.seconds / incident.laps
+    seconds = (recording.ended_at - header.started_at) / incident.speed  # of a lap
     settings = replace(Settings(), mps_min_query_interval=0.0)
     pages = []
     player, lap = Player(recording, settings), 0
-    for number in range(1, int(incident.seconds * PACE / ONE_SCRAPE) + 1):
+    for number in range(1, int(incident.laps * seconds * PACE / ONE_SCRAPE) + 1):
         elapsed = number * ONE_SCRAPE / PACE
         if elapsed // seconds > lap:
             player, lap = Player(recording, settings), int(elapsed // seconds)
