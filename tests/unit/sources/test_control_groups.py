@@ -82,7 +82,9 @@ def test_groups_with_limits_are_shown(
 ) -> None:
     for path, values in groups.items():
         group(root, path, *values)
+    open_before = set(Path("/proc/self/fd").iterdir())
     found = read(root, *paths)
+    assert set(Path("/proc/self/fd").iterdir()) <= open_before
     assert (len(found), set(found)) == (len(expected), expected)
 
 

@@ -426,7 +426,10 @@ async def test_an_ordinary_users_daemon_that_fails_is_queried_less_often(desk: D
     pauses = [after - before for before, after in itertools.pairwise(asked_at)]
     assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     desk.time += 60.0
-    desk.answers = [OK, OK]
+    desk.answers = [OK, OK, ABSENT, OK]
     assert (await tool.probe(daemon, 5)).outcome is Outcome.OK  # and nothing is remembered
     await tool.probe(daemon, 5)
+    await tool.probe(daemon, 5)
+    desk.time += 5.0  # the first pause again: the daemon had answered
+    assert (await tool.probe(daemon, 5)).outcome is Outcome.OK
     assert desk.answers == []

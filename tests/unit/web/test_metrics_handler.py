@@ -139,8 +139,9 @@ async def test_a_crowd_waits_for_its_turn(backend: FakeBackend, make_client: Mak
     assert {answer.status for answer in await asyncio.gather(*asking)} == {200}
 
 
-async def test_a_crowd_of_one_address_leaves_places_for_another() -> None:
-    limiter, may_end = Limiter(4, "scrapes"), asyncio.Event()
+@pytest.mark.parametrize(("total", "of_one"), [(2, 1), (4, 3)])
+async def test_a_crowd_of_one_address_leaves_places_for_another(total: int, of_one: int) -> None:
+    limiter, may_end = Limiter(total, "scrapes"), asyncio.Event()
     admitted = list[str]()
 
     async def scrape(address: str) -> None:
@@ -149,9 +150,9 @@ async def test_a_crowd_of_one_address_leaves_places_for_another() -> None:
             await may_end.wait()
 
     crowd = [asyncio.create_task(scrape(f"2001:db8::{number}")) for number in range(40)]
-    await until(lambda: len(admitted) == 3)
+    await until(lambda: len(admitted) == of_one)
     honest = asyncio.create_task(scrape("2001:db8:0:1::1"))
-    await until(lambda: len(admitted) == 4)
+    await until(lambda: len(admitted) == total)
     assert admitted[-1] == "2001:db8:0:1::1"
     may_end.set()
     await asyncio.gather(honest, *crowd)

@@ -80,7 +80,7 @@ def test_an_unknown_number_is_not_zero() -> None:
 def test_a_lane_for_each_user_and_marks_where_something_broke() -> None:
     spans = (
         TimelineSpan("held", 1001, NOW - 900, NOW - 60),
-        TimelineSpan("idle", 1001, NOW - 60, NOW - 30),
+        TimelineSpan("idle", 1001, NOW - 60, NOW - 59),
         TimelineSpan("waited", 1002, NOW - 300, NOW - 30, ongoing=True),
     )
     crash = Incident(at=NOW - 60, kind="server_crashed", uid=1001)
@@ -93,13 +93,14 @@ def test_a_lane_for_each_user_and_marks_where_something_broke() -> None:
     assert (waiter.user, holder.user) == ("user 1002", "alice")
     assert [(bar.kind, round(bar.x), round(bar.width)) for bar in holder.bars] == [
         ("held", 0, 900),
-        ("idle", 900, 50),
+        ("idle", 900, 2),
         ("mark", 900, 4),
     ]
     assert [(bar.kind, round(bar.x), round(bar.width)) for bar in waiter.bars] == [
         ("waited", 500, 500)
     ]
     assert waiter.summary == "waited 5 min"
+    assert holder.summary == "held 9 min · idle, others waited 1 s"
 
 
 def test_the_time_before_the_exporter_started_is_marked_as_unknown() -> None:
