@@ -52,6 +52,8 @@ async def test_metrics_have_the_requested_format(
     assert seconds is not None
     assert 0 < seconds <= 9.5
     assert collectors is None
+    plain = await client.get("/metrics", headers={"Accept-Encoding": "identity"})
+    assert await plain.read() == backend.body
 
 
 async def test_head_does_not_collect(backend: FakeBackend, make_client: MakeClient) -> None:

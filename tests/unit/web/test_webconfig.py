@@ -14,6 +14,8 @@ from mps_exporter.web.webconfig import WebConfigWatch, load_web_config
 from mps_exporter.web.webconfig.auth import Passwords
 from mps_exporter.web.webconfig.config import TLS12_SUITES, WebConfigError
 from testing.waiting import PATIENCE_SECONDS, until
+from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.serving import connected, served
 from tests.unit.web.webconfigs import MUTUAL, TLS, write_certificates
 
 HEADERS = "http_server_config: {headers: {X-XSS-Protection: '0'}}\n"
@@ -133,6 +135,16 @@ def test_only_suites_that_go_has_are_on(folder: Path) -> None:
     assert names == set(TLS12_SUITES.values())
     # Each negotiation costs the server a private-key operation, and the client nothing.
     assert context.options & ssl.OP_NO_RENEGOTIATION
+
+
+async def test_a_connection_is_encrypted(folder: Path) -> None:
+    (folder / "web.yml").write_text(TLS)
+    trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    async with (
+        served(FakeBackend(), web_config_file=str(folder / "web.yml")) as (addresses, _),
+        connected(addresses[0], ssl=trust) as (_reader, writer),
+    ):
+        assert writer.get_extra_info("cipher")
 
 
 # ------------------------------------------------------------------------------ passwords
