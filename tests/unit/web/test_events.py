@@ -136,5 +136,6 @@ async def test_one_address_leaves_streams_for_others(
         fourth = await client.get("/api/v1/events")
         assert fourth.status == 503
         assert "one address" in await fourth.text()
+        assert fourth.headers["Retry-After"] == "30"
         async with places.slot("192.0.2.1"):
             pass

@@ -2,6 +2,7 @@ import asyncio
 import gzip
 import socket
 import struct
+from contextlib import suppress
 from unittest import mock
 
 import pytest
@@ -158,6 +159,16 @@ async def test_a_crowd_of_one_address_leaves_places_for_another(total: int, of_o
     assert admitted[-1] == "2001:db8:0:1::1"
     may_end.set()
     await asyncio.gather(honest, *crowd)
+
+
+async def test_a_client_that_sends_nothing_is_disconnected(backend: FakeBackend) -> None:
+    limits = {"REQUEST_TIMEOUT_SECONDS": 0.1, "SWEEP_INTERVAL_SECONDS": 0.1}
+    async with (
+        served(backend, **limits) as (addresses, _),
+        connected(addresses[0]) as (reader, _writer),
+    ):
+        with suppress(ConnectionError):  # a reset
+            assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
 
 
 async def test_a_cancelled_request_takes_no_slot() -> None:

@@ -174,7 +174,7 @@ def test_the_history_is_bounded() -> None:
 def test_a_restarted_replay_begins_a_new_history() -> None:
     history = history_of((0, 0.5), (10, 0.5), (-50, 0.5))
     assert [one.at for one in history.samples(UUID, NOW)] == [NOW - 50]
-    assert history.began_at == NOW - 50
+    assert status_of(at(0), history).totals.incidents_since == history.began_at == NOW - 50
 
 
 def test_a_failed_source_shows_its_last_reading() -> None:

@@ -254,6 +254,12 @@ def test_gpus_that_were_read_before_count_while_nvml_fails() -> None:
     assert status_of(replace(seen, gpus=()))["totals"]["gpus"] is None
 
 
+def test_a_daemon_that_is_gone_hides_no_total() -> None:
+    seen, gone = hosts.healthy(), hosts.daemon(state="absent", servers_count=None, logs=())
+    both = replace(seen, daemons=(*seen.daemons, gone))
+    assert status_of(both)["totals"] == status_of(seen)["totals"]
+
+
 async def test_the_recording_of_an_incident(make_client: MakeClient, backend: FakeBackend) -> None:
     incident = Incident(1_795_000_000.25, "fault")
     backend.recordings[incident.at] = b"data"
