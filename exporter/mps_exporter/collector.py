@@ -23,7 +23,7 @@ from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.mps.server_queries import ServerAnswers, servers_due, with_probe, with_servers
 from mps_exporter.mps.tool_commands import server_replies
-from mps_exporter.mps.xid_faults import KernelFault, parse_fault, pci_address
+from mps_exporter.mps.xid_lines import KernelFault, parse_fault, pci_address
 from mps_exporter.observations import (
     AddressRanges,
     ControlObservation,
@@ -476,7 +476,7 @@ class Collector:
                     await self.watch_processes()
             except Exception as error:  # noqa: BLE001 - the next poll may succeed
                 failure = error
-            try:  # NVML is read in this wait, whatever the logs do
+            try:  # NVML is read here, even if the logs failed
                 await self._host.wait_for_next_poll()
             except Exception as error:  # noqa: BLE001 - no thread was left, for example
                 failure = error

@@ -10,7 +10,7 @@ from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.server_queries import ServerAnswers, can_answer, has_resumed
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
-from mps_exporter.mps.xid_faults import KernelFault
+from mps_exporter.mps.xid_lines import KernelFault
 from mps_exporter.observations import (
     AddressRanges,
     ControlObservation,

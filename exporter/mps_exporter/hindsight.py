@@ -274,7 +274,7 @@ def _mark(observation: Observation) -> object:
 def _without_long_texts(one: ProcfsObservation, room: int) -> tuple[ProcfsObservation, int]:
     """Return the observation with the long texts for which there is room, and their length.
 
-    Users choose the texts of their processes and daemons. The longest texts are left out first.
+    Users choose the texts of their processes and daemons. Users with most text lose it first.
     """
     users = [daemon for daemon in one.daemons if daemon.limited]
     texts = Counter[object]({"groups": sum(len(group.path) for group in one.cgroup_memory)})

@@ -208,8 +208,9 @@ MAX_TICK_AGE_SECONDS = 1.5
 on an H200 (GPM 2, utilization 1.25), as much as all other readings together."""
 
 MAX_SECONDS_WITHOUT_SAMPLE = 5.0
-"""Time without a new sample of utilization that suggests a clock set back: NVML samples once a
-second."""
+"""Time without a new utilization sample that suggests a clock set back.
+
+NVML samples every 1/6 to 1 s."""
 
 MIN_SAMPLE_INTERVAL_SECONDS = 0.1  # Minimum interval of activity samples, of GPM by DCGM's manual.
 
@@ -298,7 +299,7 @@ A longer time means that the program destroyed its context and continued."""
 
 MAX_END_AGE_SECONDS = 5.0  # Maximum age of an end that explains a fault. The longest took 1.4 s.
 RANGES_LIFETIME_SECONDS = 600.0  # Lifetime of a client's address ranges after its end.
-MAX_EVIDENCE_PROCESSES = 1024  # Clients, and processes with address ranges, of one daemon.
+MAX_EVIDENCE_PROCESSES = 1024  # Clients, and as many processes with ranges, of one daemon.
 MAX_EVIDENCE_RANGES = 1 << 15  # Address ranges of all these processes: 512 each of 64; 4 MB.
 
 

@@ -130,7 +130,7 @@ class _StderrHandler(logging.handlers.QueueHandler):
 
 
 class TransitionLogger:
-    """Logs one line when an operation starts to fail, and one when it works again."""
+    """Logs a line when an operation fails for a new reason or works again."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

@@ -173,7 +173,7 @@ class Incident:
     caused_by_pids: tuple[int, ...] = ()  # Clients that caused a fault, proved by the kernel log.
     proof: FaultProof = ""
     ended_before: tuple[EndedBefore, ...] = ()
-    """Clients that exited shortly before a fault of unknown cause; one may have left the work that
+    """Clients with a context that ended just before a fault of unknown cause: left work may have
     caused it."""
     gpu_uuids: tuple[str, ...] = ()
     seconds: float | None = None  # Duration of a wait or a recovery.

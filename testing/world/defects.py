@@ -16,11 +16,11 @@ from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.incidents_and_counters import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
-from mps_exporter.mps.xid_faults import FaultEvidence, Process, Verdict
+from mps_exporter.mps.xid_lines import FaultEvidence, Process, Verdict
 from mps_exporter.snapshot import Client, Incident, Server
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.web import status_api
-from mps_exporter.web.status_fields import View
+from mps_exporter.web.status_api_fields import View
 
 
 class Defect(NamedTuple):

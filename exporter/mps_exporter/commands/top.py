@@ -92,7 +92,7 @@ async def _statuses(settings: Settings) -> AsyncGenerator[Mapping[str, Any]]:
 
 
 def _read_status(url: str, settings: Settings) -> dict[str, Any] | None:
-    """Return the status of the exporter; None for a default URL that does not reply."""
+    """Return the status of the exporter; None if the default URL does not have one."""
     address = f"{url.rstrip('/')}/api/v1/status"
     try:
         # http or https: the flag accepts no other scheme.

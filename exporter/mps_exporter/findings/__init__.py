@@ -5,51 +5,27 @@ the alerts of prometheus/rules. Pure: a snapshot in, findings out. Remedies are 
 operator: the exporter changes nothing on the host.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mps_exporter.findings import daemons_and_servers, faults_and_crashes, gpus, limits, visibility
-from mps_exporter.findings.finding import (
-    SEVERITIES,
-    Finding,
-    FindingType,
-    HostFacts,
-    Kind,
-    Severity,
-    effective_severity,
-)
+from mps_exporter.findings import incidents_and_leftovers
+from mps_exporter.findings.finding import Finding, HostFacts, Kind, Severity, effective_severity
+from mps_exporter.findings.order import ADVICE, in_order, most_severe
 from mps_exporter.humanize import UserNameLookup, UserNames
 from mps_exporter.observations import DaemonConditions, Leftovers, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 
-_DECLARED = [
-    declared
-    for module in (daemons_and_servers, faults_and_crashes, gpus, limits, visibility)
-    for declared in vars(module).values()
-    if isinstance(declared, FindingType)
+__all__ = [
+    "ADVICE",
+    "findings",
+    "in_order",
+    "incident_severity",
+    "most_severe",
+    "of_node",
+    "recent_incidents",
+    "trace_findings",
 ]
-ADVICE: dict[str, FindingType] = {
-    one.name: one
-    for one in sorted(
-        _DECLARED, key=lambda one: (SEVERITIES.index(one.severity), one.kind == "trace")
-    )
-}
-"""All types of findings by name, the most urgent first."""
-
-_URGENCY = {name: number for number, name in enumerate(ADVICE)}
-
-
-def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings, the most urgent first."""
-    return tuple(
-        sorted(found, key=lambda one: (SEVERITIES.index(one.severity), _URGENCY[one.advice.name]))
-    )
-
-
-def most_severe(found: Iterable[Finding]) -> Severity | None:
-    """Return the highest severity; None without findings."""
-    return min((one.severity for one in found), key=SEVERITIES.index, default=None)
 
 
 def findings(
@@ -109,8 +85,8 @@ def recent_incidents(
 def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> Iterator[Finding]:
     """Yield the findings about leftovers, which only the doctor searches for.
 
-    `daemons` are all of the host. An ordinary user can name any process like an MPS program: the
-    node's are children of its daemons, and host processes of root or its daemons' users.
+    `daemons`: all of the host. A user can name any process like an MPS program: the node's
+    processes are children of its daemons, or host processes of root or its daemons' users.
     """
     users = {one.pipe_directory for one in daemons if one.facts.limited}
     of_node = [one.facts for one in daemons if not one.facts.limited]
@@ -134,4 +110,4 @@ def incident_severity(kind: str, *, limited: bool) -> Severity:
     """Return an incident's severity, by its finding if any; if limited, at most a warning."""
     if kind in ADVICE:
         return effective_severity(ADVICE[kind].severity, limited=limited)
-    return effective_severity(faults_and_crashes.SEVERITIES.get(kind, "info"), limited=limited)
+    return effective_severity(incidents_and_leftovers.SEVERITIES.get(kind, "info"), limited=limited)

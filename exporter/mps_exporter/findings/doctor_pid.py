@@ -12,9 +12,14 @@ from typing import Literal
 
 from mps_exporter import humanize
 from mps_exporter import limits_without_a_flag as policy
-from mps_exporter.findings import daemons_and_servers, faults_and_crashes, gpus, limits, visibility
+from mps_exporter.findings import (
+    daemons_and_servers,
+    gpus,
+    incidents_and_leftovers,
+    limits,
+    visibility,
+)
 from mps_exporter.findings.daemons_and_servers import WITHOUT_MPS, halt_of
-from mps_exporter.findings.faults_and_crashes import nameable_gpus
 from mps_exporter.findings.finding import (
     Action,
     Finding,
@@ -26,6 +31,7 @@ from mps_exporter.findings.finding import (
     quoted_path,
     shown_path,
 )
+from mps_exporter.findings.incidents_and_leftovers import nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT, gpu_name
 from mps_exporter.humanize import UserNames, memory, printable
 from mps_exporter.mps import client_limits
@@ -95,8 +101,8 @@ _BLOCKING = (
 )
 _REFUSING = (
     daemons_and_servers.server_in_fault,
-    faults_and_crashes.server_start_failed,
-    faults_and_crashes.server_out_of_descriptors,
+    incidents_and_leftovers.server_start_failed,
+    incidents_and_leftovers.server_out_of_descriptors,
 )
 _CONNECTION = {
     gpus.stranded_client: _LOST_SERVER,
@@ -418,7 +424,7 @@ def _service_checks(one: Subject) -> Checks:
     served = one.client is not None and one.client.state in ("active", "torn_down")
     types = _BLOCKING if served else (*_BLOCKING, *_REFUSING)
     # Without descriptors the daemon hangs as well: this cause comes first.
-    none_left = faults_and_crashes.server_out_of_descriptors
+    none_left = incidents_and_leftovers.server_out_of_descriptors
     for found in sorted(one.found, key=lambda each: each.advice is not none_left):
         if found.advice in types and found.daemon == one.daemon.pipe_directory:
             yield _as_check(found, "warning" if served else "problem")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.mps.state import DaemonState
-from mps_exporter.mps.xid_faults import pci_address
+from mps_exporter.mps.xid_lines import pci_address
 from mps_exporter.observations import (
     CgroupMemory,
     ControlObservation,

@@ -159,7 +159,7 @@ def context_limit(
 class ThreadPercentage:
     """The effect of a client's CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."""
 
-    ratio: float = 1.0  # Fraction of the SMs above 0; 1 without a limit.
+    ratio: float = 1.0  # Fraction (above 0) of the SMs; 1 if unlimited.
     ignored: bool = False  # The variable is set, and CUDA silently ignores its value.
 
 
@@ -172,8 +172,8 @@ def parse_active_thread_percentage(text: str | None) -> ThreadPercentage:
     """Parse CUDA_MPS_ACTIVE_THREAD_PERCENTAGE as CUDA does.
 
     Measured: CUDA reads the number at the start of the text, as C's strtod does ("50%", "50,5" and
-    "0x32" are 50). Numbers above 0 and below 100 limit, however small. With 100, any other number
-    or text the client may use all SMs; no message is printed. The lower of the client's limit and
+    "0x32" are 50). A number above 0 and below 100 is a limit, however small. For 100, other numbers
+    and other text, all SMs are allowed without a message. The lower of the client's limit and
     the server's limit at the time of the connection holds (server 50 %, client 90 %: 50 %).
     """
     found = _NUMBER.match("100" if text is None else text)

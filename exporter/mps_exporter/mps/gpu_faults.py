@@ -2,7 +2,7 @@
 
 A client that ends without waiting for its kernels leaves them to the server. With other clients on
 the GPU the server meets a fatal error about 0.16 s later. Without other clients, the next client
-meets it: its first call fails with error 46. Times prove nothing (see xid_faults), so they only
+meets it: its first call fails with error 46. Times prove nothing (see xid_lines), so they only
 list what is possible (driver 580.159.04, H200):
 
     52.688 ... with status 806, assuming client {PID: 477, Context ID: 1} exit    its context ends
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.mps.incidents_and_counters import Moment
 from mps_exporter.mps.waits import NEVER
-from mps_exporter.mps.xid_faults import Verdict, same_gpu
+from mps_exporter.mps.xid_lines import Verdict, same_gpu
 from mps_exporter.snapshot import (
     EndedBefore,
     FaultProof,

@@ -87,9 +87,8 @@ class TrackedServer:
     def is_ghost(self) -> bool | None:
         """Whether the server is a ghost whose process still exists.
 
-        None if not known as a ghost while server.log, which alone excludes a ghost, cannot be
-        read or may have lost that line; and for a deaf server whose clients may be at work,
-        unlogged.
+        None if not a known ghost while server.log, which alone excludes one, is unreadable or may
+        lack the line that makes it deaf; and for a deaf server whose clients may work unlogged.
         """
         if self.deaf_since is not None and (self._hides_clients() or not self.ghost):
             return None

@@ -18,7 +18,7 @@ from mps_exporter.mps.incidents_and_counters import (
 )
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, Occupant, QueuedClient, Timeline
-from mps_exporter.mps.xid_faults import FaultEvidence
+from mps_exporter.mps.xid_lines import FaultEvidence
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import Handover, Incident, Wait
 
@@ -238,7 +238,7 @@ class DaemonState:
                 when.count_rejection(None, "credentials")
 
     def lines_lost(self, log: LogName, at: float) -> None:
-        """Record that lines may be missing before the next line of this log."""
+        """Record that server.log may lack lines; ignore gaps in control.log."""
         if log == "server":
             self.server_log_lost_at = at
             for server in self.servers:

@@ -86,7 +86,7 @@ class DaemonTracker:
     def advance(self, now: float) -> None:
         """Apply the lines that are released by now, and a due reply."""
         for entry in self._merger.pop_ready(now):
-            if entry.event == LINES_LOST:  # at the time of a read: older lines follow
+            if entry.event == LINES_LOST:  # dated by the read, so older lines follow
                 self.state.lines_lost(entry.log, entry.at)
                 continue
             if self._pending_reply is not None and entry.at > self._pending_reply[0]:

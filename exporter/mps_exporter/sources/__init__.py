@@ -1,6 +1,6 @@
-"""The sources of observations: one file for each source. Only this package reads the host.
+"""The sources of observations. Only this package reads the host.
 
-The collector sees them as a `Host`: `live_host` is this host, `replay_host` a recorded one.
+The collector uses them as a `Host`: `live_host` is this host, `replay_host` a recorded one.
 """
 
 from collections.abc import Collection, Mapping, Sequence

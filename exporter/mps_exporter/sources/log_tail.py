@@ -235,7 +235,7 @@ class LogTail:
     zone: LogZone | None = None  # Zone that the modification time showed; None if not yet.
     _logged_error: str | None = ""
     _last_at: float = -math.inf  # Unix time of the last line that was read.
-    _utc_offset: float | None = None  # Offset of that line; None before the first timestamp.
+    _utc_offset: float | None = None  # UTC offset of that line; None before a timestamp.
     _restarted: bool = False
     _lost_bytes: int = 0
     _file: tuple[int, int] | None = None  # Device and inode of the file that was read last.

@@ -89,7 +89,7 @@ def parse_stat(raw: bytes) -> ProcessStat | None:
 
 
 Account = tuple[int | None, int | None] | None
-"""User whose limits hold for a process; for root, the PID namespace, too. None: no limits."""
+"""User, and root's PID namespace, whose limits hold for a process. None if no limits hold."""
 
 _SYS_ADMIN = 1 << 21  # CAP_SYS_ADMIN; a container has it only if it administers its host.
 
@@ -513,7 +513,7 @@ class Processes:
 
 
 def _may_exist(pid: int) -> bool:
-    """Return whether the kernel knows a PID, also that of a hidden process."""
+    """Return whether a process exists, even if hidden; True if uncertain."""
     try:
         os.kill(pid, 0)  # sends no signal
     except OSError as error:

@@ -7,7 +7,7 @@ from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.findings import ADVICE, visibility
 from mps_exporter.findings.finding import SEVERITIES
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web.status_fields import View, finding_view
+from mps_exporter.web.status_api_fields import View, finding_view
 
 
 def in_page_order(found: Iterable[View], snapshot: Snapshot) -> tuple[View, ...]:

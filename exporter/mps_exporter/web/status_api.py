@@ -18,7 +18,7 @@ from mps_exporter.metrics import Build
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 from mps_exporter.web.headline import headline, in_page_order
-from mps_exporter.web.status_fields import View, finding_view, shown, view_of
+from mps_exporter.web.status_api_fields import View, finding_view, shown, view_of
 
 DAY_SECONDS = 86_400.0
 NO_BUILD = Build("", "", "")

@@ -19,7 +19,7 @@ from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.findings.finding import DOCS
 from mps_exporter.manual_search import name_of
 from mps_exporter.web.status_api import Sample
-from mps_exporter.web.status_fields import View
+from mps_exporter.web.status_api_fields import View
 
 if TYPE_CHECKING:
     import jinja2

@@ -11,7 +11,7 @@ from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.merge import DaemonInputs, merge
 from mps_exporter.metrics import Build, render
 from mps_exporter.mps.tracker import DaemonTracker
-from mps_exporter.mps.xid_faults import KernelFault, parse_fault
+from mps_exporter.mps.xid_lines import KernelFault, parse_fault
 from mps_exporter.observations import (
     AddressRanges,
     DaemonFacts,

@@ -19,7 +19,7 @@ from mps_exporter.snapshot import (
 )
 from mps_exporter.web import status_page
 from mps_exporter.web.status_api import History, make_status, to_json
-from mps_exporter.web.status_fields import View
+from mps_exporter.web.status_api_fields import View
 from testing import snapshots as hosts
 from tests.unit.web.conftest import MakeClient
 from tests.unit.web.fakes import ROOTS, FakeBackend, PageReader

@@ -6,7 +6,7 @@ import pytest
 from mps_exporter.findings import ADVICE
 from mps_exporter.snapshot import CollectorName, CollectorResult, Incident, Snapshot
 from mps_exporter.web.status_api import make_status
-from mps_exporter.web.status_fields import View
+from mps_exporter.web.status_api_fields import View
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
 from tests.unit.web.conftest import MakeClient

@@ -165,7 +165,7 @@ class Activity:
     _observed: set[str] = field(default_factory=set)  # Counters to show after the last sample.
 
     def add(self, now: float, ratios: Mapping[str, float] | None) -> None:
-        """Count the time since the last call, of which these ratios of the units hold.
+        """Count the time since the last call; `ratios`: active part of it, by unit.
 
         The time is a gap if there are no ratios, or a unit counted before has none.
         """

@@ -24,7 +24,14 @@ from mps_exporter.sources.nvml.pynvml_api import (
     NvmlError,
     ProcessKind,
 )
-from mps_exporter.sources.nvml.readings import FIELDS, MEMORY_ROW, ROWS, FieldRow, Row, nvlink_rows
+from mps_exporter.sources.nvml.readings_table import (
+    FIELDS,
+    MEMORY_ROW,
+    ROWS,
+    FieldRow,
+    Row,
+    nvlink_rows,
+)
 
 ARCHITECTURE_OF: dict[int | None, str] = dict(
     zip((2, 3, 4, 5, 6, 7, 8, 9, 10, 13), ARCHITECTURES, strict=True)

@@ -73,7 +73,7 @@ class NvmlSession:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the boards' serial numbers with `serials`.
+        """`serials`: whether serial numbers are read.
 
         `driver_directory` lists the GPUs bound to the driver.
         """

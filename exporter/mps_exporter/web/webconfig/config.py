@@ -88,7 +88,7 @@ class TLSConfig:
     key_file: str = ""
     client_ca_file: str = ""
     client_auth_type: str = ""
-    client_allowed_sans: tuple[str, ...] | None = None  # None: any name is allowed; empty: no name.
+    client_allowed_sans: tuple[str, ...] | None = None  # None allows any name, an empty tuple none.
     min_version: str = "TLS12"
     max_version: str = "TLS13"
     cipher_suites: tuple[str, ...] = ()

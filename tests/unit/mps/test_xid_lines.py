@@ -11,7 +11,7 @@ from mps_exporter.limits_without_a_flag import (
     RANGES_LIFETIME_SECONDS,
     SAME_FAULT_SECONDS,
 )
-from mps_exporter.mps.xid_faults import FaultEvidence, Verdict, parse_fault, pci_address
+from mps_exporter.mps.xid_lines import FaultEvidence, Verdict, parse_fault, pci_address
 from mps_exporter.observations import AddressRanges, KernelLine
 from testing.each import each
 from testing.mps_logs import EIGHT, read, sample
