@@ -29,6 +29,7 @@ from mps_exporter.observations import (
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_process
+from testing import snapshots as hosts
 from testing.fake_host import idle_process
 from testing.fake_proc import FakeProc
 from testing.player import RECORDINGS, snapshot_at
@@ -107,6 +108,12 @@ def test_processes_of_a_user() -> None:
     snapshot = snapshot_at("wait-served", 0.6)
     assert pids_of(snapshot, uid=1002, job=None) == [705]
     assert 694 in pids_of(snapshot, uid=1001, job=None)
+
+
+def test_processes_of_a_job_are_its_clients() -> None:
+    ours, other = (hosts.client(pid, slurm_job_id=job) for pid, job in ((30, "77"), (31, "78")))
+    seen = hosts.snapshot(hosts.daemon(hosts.server(ours, other)))
+    assert pids_of(seen, uid=None, job="77") == [30]
 
 
 TRAINING = ContainerName("containerd://6", "team-a", "training", "main", (705, 1))
