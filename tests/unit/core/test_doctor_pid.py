@@ -26,7 +26,7 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcessView,
 )
-from mps_exporter.snapshot import Snapshot
+from mps_exporter.snapshot import Snapshot, Wait
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_process
 from testing import snapshots as hosts
@@ -108,6 +108,22 @@ def test_processes_of_a_user() -> None:
     snapshot = snapshot_at("wait-served", 0.6)
     assert pids_of(snapshot, uid=1002, job=None) == [705]
     assert 694 in pids_of(snapshot, uid=1001, job=None)
+
+
+@pytest.mark.parametrize(("directory", "may"), [(None, True), ("/other", False)])
+def test_a_process_may_wait_at_each_daemon_if_its_directory_is_unknown(
+    directory: str | None, may: bool
+) -> None:
+    host, view = hosts.snapshot(hosts.daemon(protocol="3")), process_using("", daemon_directory="")
+    checks = check_process(77, host, (), replace(view, pipe_directory=directory))
+    assert any("whether it waits is not known" in one.text for one in checks) is may
+
+
+def test_a_dead_process_has_a_queue_entry() -> None:
+    wait = Wait(pid=77, uid=1002, since=hosts.NOW - 9, behind_uid=1001, dead=True)
+    host = hosts.snapshot(hosts.daemon(hosts.server(), waits=(wait,)))
+    checks = check_process(77, host, (), ProcessView(77, present=False))
+    assert any("still has a queue entry" in one.text for one in checks)
 
 
 def test_processes_of_a_job_are_its_clients() -> None:
