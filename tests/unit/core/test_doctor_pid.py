@@ -126,6 +126,11 @@ def test_a_dead_process_has_a_queue_entry() -> None:
     assert any("still has a queue entry" in one.text for one in checks)
 
 
+def test_a_stopped_process_without_a_daemon_is_stopped() -> None:
+    found = answer(hosts.snapshot(), 77, ProcessView(77, state="T"))
+    assert ("stopped (state T)" in found.text, found.command) == (True, "kill -CONT 77")
+
+
 def test_processes_of_a_job_are_its_clients() -> None:
     ours, other = (hosts.client(pid, slurm_job_id=job) for pid, job in ((30, "77"), (31, "78")))
     seen = hosts.snapshot(hosts.daemon(hosts.server(ours, other)))
