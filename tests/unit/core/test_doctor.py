@@ -18,8 +18,9 @@ from mps_exporter.commands.doctor_report_and_status import (
     status_of_check,
 )
 from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.metrics import Build, render
-from mps_exporter.observations import DaemonFacts, GpuObservation, LogState
+from mps_exporter.observations import CgroupMemory, DaemonFacts, GpuObservation, LogState
 from mps_exporter.snapshot import Client, Gpu, Incident, Server, Snapshot, Wait
 from mps_exporter.web.status_api import make_status
 from testing import snapshots
@@ -216,6 +217,14 @@ def test_a_wait_behind_an_unknown_user_is_behind_another_users_server() -> None:
     assert "waited 9 s behind another user's server" in report(
         snapshots.snapshot(snapshots.daemon(waits=(wait,)))
     )
+
+
+def test_a_long_control_group_is_named_whole() -> None:
+    path = "/kubepods.slice" + "/x" * 150
+    its = snapshots.daemon(snapshots.server(snapshots.client(1, cgroup=path)))
+    memory = {path: {snapshots.UUID: CgroupMemory(path, "", used_bytes=2)}}
+    (line,) = partitioning_lines(its, replace(snapshots.snapshot(its), cgroup_memory=memory))
+    assert f"of {path} on" in line
 
 
 def test_the_report_names_the_latest_recording_of_an_incident() -> None:
