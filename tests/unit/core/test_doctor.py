@@ -18,10 +18,12 @@ from mps_exporter.commands.doctor_report_and_status import (
     status_of_check,
 )
 from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.metrics import Build, render
-from mps_exporter.observations import DaemonFacts, GpuObservation, LogState
-from mps_exporter.snapshot import Client, Gpu, Incident, Server, Snapshot
+from mps_exporter.observations import CgroupMemory, DaemonFacts, GpuObservation, LogState
+from mps_exporter.snapshot import Client, Gpu, Incident, Server, Snapshot, Wait
 from mps_exporter.web.status_api import make_status
+from testing import snapshots
 from testing.each import each
 from testing.finding_hosts import (
     IDLE_SMS,
@@ -208,6 +210,21 @@ def test_the_verdict_on_the_node_does_not_depend_on_a_users_daemon(state: Any) -
 
 def report(snapshot: Snapshot) -> str:
     return diagnosis_as_json(Diagnosis(snapshot, recent_incidents(snapshot)))
+
+
+def test_a_wait_behind_an_unknown_user_is_behind_another_users_server() -> None:
+    wait = Wait(pid=77, uid=1002, since=snapshots.NOW - 9, behind_uid=None)
+    assert "waited 9 s behind another user's server" in report(
+        snapshots.snapshot(snapshots.daemon(waits=(wait,)))
+    )
+
+
+def test_a_long_control_group_is_named_whole() -> None:
+    path = "/kubepods.slice" + "/x" * 150
+    its = snapshots.daemon(snapshots.server(snapshots.client(1, cgroup=path)))
+    memory = {path: {snapshots.UUID: CgroupMemory(path, "", used_bytes=2)}}
+    (line,) = partitioning_lines(its, replace(snapshots.snapshot(its), cgroup_memory=memory))
+    assert f"of {path} on" in line
 
 
 def test_the_report_names_the_latest_recording_of_an_incident() -> None:

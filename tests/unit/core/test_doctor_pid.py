@@ -26,9 +26,10 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcessView,
 )
-from mps_exporter.snapshot import Snapshot
+from mps_exporter.snapshot import Snapshot, Wait
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_process
+from testing import snapshots as hosts
 from testing.fake_host import idle_process
 from testing.fake_proc import FakeProc
 from testing.player import RECORDINGS, snapshot_at
@@ -107,6 +108,33 @@ def test_processes_of_a_user() -> None:
     snapshot = snapshot_at("wait-served", 0.6)
     assert pids_of(snapshot, uid=1002, job=None) == [705]
     assert 694 in pids_of(snapshot, uid=1001, job=None)
+
+
+@pytest.mark.parametrize(("directory", "may"), [(None, True), ("/other", False)])
+def test_a_process_may_wait_at_each_daemon_if_its_directory_is_unknown(
+    directory: str | None, may: bool
+) -> None:
+    host, view = hosts.snapshot(hosts.daemon(protocol="3")), process_using("", daemon_directory="")
+    checks = check_process(77, host, (), replace(view, pipe_directory=directory))
+    assert any("whether it waits is not known" in one.text for one in checks) is may
+
+
+def test_a_dead_process_has_a_queue_entry() -> None:
+    wait = Wait(pid=77, uid=1002, since=hosts.NOW - 9, behind_uid=1001, dead=True)
+    host = hosts.snapshot(hosts.daemon(hosts.server(), waits=(wait,)))
+    checks = check_process(77, host, (), ProcessView(77, present=False))
+    assert any("still has a queue entry" in one.text for one in checks)
+
+
+def test_a_stopped_process_without_a_daemon_is_stopped() -> None:
+    found = answer(hosts.snapshot(), 77, ProcessView(77, state="T"))
+    assert ("stopped (state T)" in found.text, found.command) == (True, "kill -CONT 77")
+
+
+def test_processes_of_a_job_are_its_clients() -> None:
+    ours, other = (hosts.client(pid, slurm_job_id=job) for pid, job in ((30, "77"), (31, "78")))
+    seen = hosts.snapshot(hosts.daemon(hosts.server(ours, other)))
+    assert pids_of(seen, uid=None, job="77") == [30]
 
 
 TRAINING = ContainerName("containerd://6", "team-a", "training", "main", (705, 1))

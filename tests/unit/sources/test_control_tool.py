@@ -24,6 +24,7 @@ from mps_exporter.observations import (
     Outcome,
     ProcessFacts,
 )
+from mps_exporter.sources import child_process
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import PATH, ControlTool
 from testing import fake_mps_control
@@ -226,6 +227,14 @@ async def test_a_reply_before_a_hang_is_not_reused(desk: Desk) -> None:
     await tool.probe(DAEMON, 5)
     assert (await tool.reconcile(DAEMON, [468], 5)).outcome is Outcome.TIMEOUT
     assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
+
+
+@pytest.mark.parametrize(("capabilities", "may"), [(0xE0, True), (0xA0, False), (0, False)])
+def test_the_user_is_changed_only_with_all_capabilities_for_that(
+    capabilities: int, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "effective_capabilities", lambda: capabilities)
+    assert child_process.may_change_user() is may
 
 
 async def test_a_path_too_long_for_a_socket_is_explained(desk: Desk) -> None:

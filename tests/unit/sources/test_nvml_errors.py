@@ -75,6 +75,7 @@ def test_a_function_that_fails_costs_only_its_own_values(
             assert not seen.gpus
             continue
         if function in INIT or code in GPU_GONE:
+            assert function not in INIT or code not in SESSION_GONE, "GPUs of no session"
             continue
         lost = set(_differences(healthy, seen))
         if code in SESSION_GONE:

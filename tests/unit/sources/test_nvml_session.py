@@ -293,4 +293,8 @@ def test_each_reason_why_a_gpu_cannot_be_opened_is_logged(caplog: pytest.LogCapt
             library.fail("nvmlDeviceGetUUID", code)
             nvml.observe()
             nvml.close()
-    assert len(caplog.records) == 2
+        library.fail("nvmlDeviceGetUUID", None)
+        caplog.set_level(logging.INFO, "mps_exporter")
+        nvml.observe()
+    reported = [one.message for one in caplog.records]
+    assert (len(reported), reported[2]) == (3, "a GPU can be opened again")

@@ -171,6 +171,16 @@ async def test_a_client_that_sends_nothing_is_disconnected(backend: FakeBackend)
             assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
 
 
+async def test_a_bug_in_the_server_ends_it_with_the_error(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug = mock.AsyncMock(side_effect=ZeroDivisionError)
+    monkeypatch.setattr(guard.Connections, "abort_slow_clients", bug)
+    with pytest.raises(ZeroDivisionError):
+        async with served(backend):
+            pass
+
+
 async def test_a_cancelled_request_takes_no_slot() -> None:
     limiter = Limiter(1, "scrapes")
 

@@ -58,6 +58,11 @@ def test_the_five_numbers() -> None:
     assert number(nothing, "Waiting") == ("0", "no MPS daemon was seen")
 
 
+def test_a_partition_without_a_name_has_its_identifier() -> None:
+    client = hosts.client(1, sm_partition="MPS-PART-1")
+    assert "SM partition MPS-PART-1" in page_of(hosts.snapshot(hosts.daemon(hosts.server(client))))
+
+
 def test_an_unknown_number_is_not_zero() -> None:
     blind = hosts.blind()
     assert number(blind, "GPUs")[0] == "not known"
