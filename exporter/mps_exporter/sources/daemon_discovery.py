@@ -2,7 +2,7 @@
 
 A daemon is a process of the program nvidia-cuda-mps-control that was started as a daemon (-d or
 -f), or that holds the write lock on its directory's control_lock. The control tool is the same
-program; it does neither. Directories: see daemon_directories.py.
+program; it does neither. Directories: see daemon_programs_and_directories.py.
 
 Users choose arguments and environment, so only facts from the kernel are trusted: the owner of the
 process, the owner of the directory it names, and the holder of the lock there. What ordinary users
@@ -28,7 +28,7 @@ from mps_exporter.sources.control_groups import (
     memory_partitions,
     tracer_of,
 )
-from mps_exporter.sources.daemon_directories import (
+from mps_exporter.sources.daemon_programs_and_directories import (
     DEFAULT_LOG_DIRECTORY,
     MPS_COMM,
     DaemonDirectories,

@@ -38,7 +38,7 @@ from mps_exporter.sources.control_groups import (
     oom_kills,
     tracer_of,
 )
-from mps_exporter.sources.daemon_directories import MPS_COMM, is_left_over
+from mps_exporter.sources.daemon_programs_and_directories import MPS_COMM, is_left_over
 from mps_exporter.sources.processes import Processes, bytes_of, text_of
 
 DEBUG_VARIABLES = frozenset(

@@ -18,16 +18,16 @@ import pytest
 
 from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.sources import daemon_directories, daemon_discovery, resolve_in_root
+from mps_exporter.sources import daemon_discovery, daemon_programs_and_directories, resolve_in_root
 from mps_exporter.sources import processes as processes_module
-from mps_exporter.sources.daemon_directories import (
+from mps_exporter.sources.daemon_discovery import DaemonDiscovery
+from mps_exporter.sources.daemon_programs_and_directories import (
     DEFAULT_LOG_DIRECTORY,
     DaemonDirectories,
     Program,
     directory_status,
     lock_holder,
 )
-from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.processes import Processes
 from testing.fake_host import held_lock
 from testing.fake_proc import ALL_CAPABILITIES, BOOT_TIME, FakeProc
@@ -338,7 +338,7 @@ def test_a_daemon_that_does_not_run_has_no_log_of_another(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: bool
 ) -> None:
     default = tmp_path / "log"
-    for module in (daemon_directories, daemon_discovery):
+    for module in (daemon_programs_and_directories, daemon_discovery):
         monkeypatch.setattr(module, "DEFAULT_LOG_DIRECTORY", str(default))
     named = [(str(tmp_path / "mine"), None), (str(tmp_path / "named"), str(default))]
 
@@ -373,7 +373,7 @@ def test_a_daemon_whose_directory_cannot_be_checked_now_still_runs(
     with held_lock(tmp_path / "pipe") as pid:
         host.daemon(pid, tmp_path / "pipe")
         (before,) = host.found(names)
-        monkeypatch.setattr(daemon_directories, "opened_directory", fails)
+        monkeypatch.setattr(daemon_programs_and_directories, "opened_directory", fails)
         (facts,) = host.found(names)
         assert (facts.process, facts.pipe_directory) == (before.process, before.pipe_directory)
         assert "(too many open files)" in (host.source.observe([]).error or "")
@@ -504,7 +504,7 @@ def test_the_default_log_belongs_to_the_daemon_whose_pid_it_contains(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int
 ) -> None:
     """The environment is unreadable; a log from before the daemon is of another process."""
-    monkeypatch.setattr(daemon_directories, "DEFAULT_LOG_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(daemon_programs_and_directories, "DEFAULT_LOG_DIRECTORY", str(tmp_path))
     one, two, log = tmp_path / "one", tmp_path / "two", tmp_path / "control.log"
     with held_lock(one) as first, held_lock(two) as second:
         # The first daemon mentions the second; the lines are the first daemon's.

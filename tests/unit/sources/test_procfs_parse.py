@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.sources.daemon_directories import parse_control_sockets, parse_daemon_flags
+from mps_exporter.sources.daemon_programs_and_directories import (
+    parse_control_sockets,
+    parse_daemon_flags,
+)
 from mps_exporter.sources.processes import (
     ProcessStat,
     ProcessStatus,
