@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 
 from mps_exporter import limits_without_a_flag as policy
 from mps_exporter.nvml_terms import ARCHITECTURES, COMPUTE_MODES
@@ -14,6 +13,7 @@ from mps_exporter.sources.nvml.pynvml_api import (
     DEFECTS,
     FIELD_VALUES,
     NEVER_AGAIN,
+    SESSION_GONE,
     UNSUPPORTED,
     Device,
     DeviceQueries,
@@ -270,7 +270,7 @@ class GpuReader(DeviceReader):
             self._close_instances()
         elif now >= self._scan_at:
             self._scan_at = now + policy.MIG_SCAN_INTERVAL_SECONDS
-            self._scan_instances(now)
+            self._scan_instances()
         return list(self._instances.values())
 
     def _close_instances(self) -> None:
@@ -279,16 +279,22 @@ class GpuReader(DeviceReader):
         self._instances.clear()
         self._scan_at = 0.0
 
-    def _scan_instances(self, now: float) -> None:
+    def _scan_instances(self) -> None:
         before, self._instances = self._instances, {}
-        with suppress(GpuGoneError):
-            for slot in range(self._number("nvmlDeviceGetMaxMigDeviceCount", now) or 0):
-                read = partial(self._instance, slot, before)
-                instance = self._queries.get(f"MIG slot {slot}", read, now)
-                if instance is not None:  # the slot is not empty
+        with self._session_checked():
+            for slot in range(self._api.number("nvmlDeviceGetMaxMigDeviceCount", self.device)):
+                with self._session_checked():  # NOT_FOUND: the slot is empty
+                    instance = self._instance(slot, before)
                     self._instances[instance.uuid] = instance
         for uuid in before.keys() - self._instances.keys():
             before[uuid].close()
+
+    @contextmanager
+    def _session_checked(self) -> Iterator[None]:
+        try:
+            yield
+        except NvmlError as error:
+            self._api.session_gone |= error.code in SESSION_GONE
 
     def _instance(self, slot: int, before: Mapping[str, DeviceReader]) -> DeviceReader:
         api = self._api
