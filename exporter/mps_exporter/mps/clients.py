@@ -143,7 +143,7 @@ class ServerClients:
 
     def __len__(self) -> int:
         """Return the number of connected client processes, without those that left unnamed."""
-        return len(self._clients) - self._unnamed_disconnections
+        return max(0, len(self._clients) - self._unnamed_disconnections)
 
     @property
     def may_have_context(self) -> bool:

@@ -257,7 +257,7 @@ def _reconcile_clients(server: TrackedServer, now: Moment, client_pids: Collecti
         ]
     for client in gone:
         state.advance_to(now.at)
-        server.clients.drop(client, now)
+        server.clients.confirm_exit(client, now)
     for pid in sorted(reported):
         server.clients.adopt(pid, now.at)
 

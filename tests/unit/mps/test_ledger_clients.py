@@ -4,6 +4,7 @@ import pytest
 
 from mps_exporter.limits_without_a_flag import OF_ORDINARY_USER
 from mps_exporter.mps.servers import TrackedServer
+from mps_exporter.mps.tool_commands import ServerReply
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from testing.mps_logs import (
@@ -97,6 +98,27 @@ def test_clients_that_left_unnamed_in_the_history_do_not_fill_the_quota() -> Non
     clients = only_server(tracker).clients
     assert clients.get(9000) is not None
     assert (len(clients), clients.unfollowed) == (1, 0)
+
+
+def test_named_and_unnamed_ends_in_a_forged_log_are_no_negative_number() -> None:
+    text = UNNAMED + arrives("00:04.000", 102, 1001) + arrives("00:04.100", 103, 1001)
+    text += "00:05.000 S110 Client process disconnected\n" * 2
+    text += "".join(f"00:06.000 S110 Client process {pid} disconnected\n" for pid in (101, 102))
+    tracker = start(text)
+    assert len(only_server(tracker).clients) == 0
+    more(tracker, arrives("00:07.000", 104, 1001))
+    assert only_server(tracker).clients.get(104) is not None
+
+
+def test_a_client_that_replies_lack_is_the_one_that_left_unnamed() -> None:
+    tracker = start(UNNAMED)
+    for second in ("00:20", "00:40", "01:00"):
+        reply = ServerReply(110, state="ACTIVE", client_pids=(101,))
+        tracker.reconcile(at(second), at(second), [110], [reply])
+        tracker.add_logs(observation(at(second) + 3.0, {}))
+    assert [one.pid for one in only_server(tracker).clients] == [101]
+    assert len(only_server(tracker).clients) == 1
+    assert summary(tracker.state.counters)["disconnections"] == {"1001": 1}
 
 
 def test_a_server_that_writes_nothing_to_the_log_that_is_read_is_no_ghost() -> None:
