@@ -151,6 +151,7 @@ class FakeNvml(NvmlApi):
         """Do what NVML does even if the driver refuses."""
         if name == "nvmlEventSetFree":
             assert self.initialized, "freed after the shutdown: the process ends"
+            self.events.clear()
         self.live_samples -= name == "nvmlGpmSampleFree"  # memory of the process
 
     def _of_the_host(self) -> dict[str, object]:

@@ -105,6 +105,7 @@ def hung() -> Iterator[tuple[str, Snapshot]]:
         ("the server is stopped", DAEMON, replace(its, state="T"), {}),
         ("the server is traced", DAEMON, replace(its, state="t", tracer="77 (gdb)"), {}),
         ("the daemon's container is frozen", replace(DAEMON, frozen_group=GROUP), its, {}),
+        ("a group in it is frozen", replace(DAEMON, frozen_group=f"{GROUP}/init"), its, {}),
         ("a group is frozen", DAEMON, replace(its, frozen_group="/sys/fs/cgroup/a b"), {}),
         ("a ghost", DAEMON, its, {"servers": (replace(busy, ghost=True, clients=()),)}),
         ("nothing else is seen", DAEMON, its, {}),

@@ -126,7 +126,8 @@ def halt_of(one: ProcessFacts | ProcessView) -> tuple[str, str, tuple[Action, ..
         container = parse_cgroup(f"0::{one.frozen_group}").container_id or ""
         runtime, _, number = container.partition("://")
         command, effect = "", "thaws the container"
-        if runtime in ("docker", "podman") and number in one.frozen_group[-70:]:
+        own_group = one.frozen_group.removesuffix(".scope").endswith(number)  # not one below
+        if runtime in ("docker", "podman") and own_group:
             command = f"{runtime} unpause {number[:12]}"
         elif path := quoted_path(f"{one.frozen_group}/cgroup.freeze"):
             command, effect = f"echo 0 > {path}", "thaws the control group"

@@ -224,7 +224,8 @@ class _LogBuffer:
     def _parse_chunk(self, chunk: LogChunk) -> None:
         if chunk.restarted or chunk.lost_bytes:
             if not chunk.history:
-                lost = LogEntry(chunk.at, self.name, 0, "", LINES_LOST, False)
+                event = Event(LINES_LOST, (chunk.lost_bytes,))
+                lost = LogEntry(chunk.at, self.name, 0, "", event, False)
                 self._entries.append((self._last_key, chunk.at, lost))
             # The rest of an earlier half line is lost.
             self._partial_line, self._too_long = b"", False

@@ -25,6 +25,9 @@ KNOWN = "known"  # Event of a known line that changes nothing.
 
 UNRECOGNIZED = "unrecognized"  # Event of a line of unknown wording: a reply or a new message.
 
+LINES_LOST = "lines_lost"
+"""Event, not of a line, with the number of lost bytes: lines may be missing before the next."""
+
 NUMBER = "number"  # Event of a bare number: a reply to a query, or an item of a list in server.log.
 
 
@@ -36,7 +39,6 @@ class Event(NamedTuple):
 
 
 CONTINUATION = Event("continuation")  # A line without a prefix: it belongs to the record before it.
-LINES_LOST = Event("lines_lost")  # Not a line: lines may be missing here, before the next line.
 
 
 class LogEntry(NamedTuple):

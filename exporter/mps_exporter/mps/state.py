@@ -237,12 +237,13 @@ class DaemonState:
             if self.daemon.quit_requested_at is None:  # a draining daemon serves no new client
                 when.count_rejection(None, "credentials")
 
-    def lines_lost(self, log: LogName, at: float) -> None:
-        """Record that server.log may lack lines; ignore gaps in control.log."""
+    def lines_lost(self, log: LogName, at: float, *, certain: bool) -> None:
+        """Record that server.log may lack lines, or does; ignore gaps in control.log."""
         if log == "server":
             self.server_log_lost_at = at
             for server in self.servers:
-                server.has_all_lines, server.may_be_deaf = False, True
+                server.has_all_lines = False
+                server.may_be_deaf |= certain
 
     def daemon_started(self, pid: int, when: Moment) -> None:
         """Record a control daemon's start, which ends the last daemon."""

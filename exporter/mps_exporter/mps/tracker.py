@@ -86,8 +86,8 @@ class DaemonTracker:
     def advance(self, now: float) -> None:
         """Apply the lines that are released by now, and a due reply."""
         for entry in self._merger.pop_ready(now):
-            if entry.event == LINES_LOST:  # dated by the read, so older lines follow
-                self.state.lines_lost(entry.log, entry.at)
+            if entry.event.name == LINES_LOST:  # dated by the read, so older lines follow
+                self.state.lines_lost(entry.log, entry.at, certain=entry.event.values != (0,))
                 continue
             if self._pending_reply is not None and entry.at > self._pending_reply[0]:
                 self._apply_reply()  # in its place among the lines

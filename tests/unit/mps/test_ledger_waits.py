@@ -152,7 +152,7 @@ def test_a_deaf_server_whose_clients_are_hidden_is_not_called_a_ghost(
     server.clients.unfollowed = 1
     assert server.is_ghost is verdict
     server.clients.unfollowed = 0
-    state.lines_lost("server", at("00:05.000"))
+    state.lines_lost("server", at("00:05.000"), certain=True)
     assert server.is_ghost is verdict
 
 
@@ -162,7 +162,7 @@ def test_a_deaf_server_with_clients_that_may_be_unseen_is_not_called_a_ghost(uns
     tracker = start(before)
     (server,) = tracker.state.servers
     if unseen == "lines":
-        tracker.state.lines_lost("server", at("00:02.000"))
+        tracker.state.lines_lost("server", at("00:02.000"), certain=False)
     server.clients.unfollowed = int(unseen == "clients")
     for client in server.clients:
         client.inferred = True
@@ -176,10 +176,11 @@ def test_a_server_whose_line_without_credentials_may_be_lost_is_not_called_healt
     tracker = start(HOLDER)
     (server,) = tracker.state.servers
     verdicts = [server.is_ghost]
-    tracker.state.lines_lost("server", at("00:02.000"))
-    verdicts.append(server.is_ghost)
+    for certain in (False, True):  # first after a truncation whose copy was read whole
+        tracker.state.lines_lost("server", at("00:02.000"), certain=certain)
+        verdicts.append(server.is_ghost)
     more(tracker, ACCEPTS)
-    assert [*verdicts, server.is_ghost] == [False, None, False]
+    assert [*verdicts, server.is_ghost] == [False, False, None, False]
 
 
 # ---------------------------------------------------------------- what grows between lines

@@ -215,6 +215,7 @@ class NvmlSession:
 
     def close(self) -> None:
         """Shut NVML down, if it is open."""
+        self._xids.read(self._gpus, self._clock())  # NVML drops unread events
         for reader in self._gpus:
             reader.close()
         self._gpus, self._missing_gpus = [], []
