@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -185,6 +186,7 @@ class Backend:
         self.build = build()
         self._sparse = SparseSeries()
         self._clients = cast("ClientSeries", settings.collector_clients)
+        self._renderers = ThreadPoolExecutor(policy.RENDER_THREADS, thread_name_prefix="render")
         self._process = (
             None if settings.web_disable_exporter_metrics else ProcessCollector(registry=None)
         )
@@ -213,6 +215,7 @@ class Backend:
     async def close(self) -> None:
         if self._host is not None:
             await self._host.close()
+        self._renderers.shutdown(wait=False, cancel_futures=True)
 
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
@@ -224,7 +227,10 @@ class Backend:
 
     async def expose(self, snapshot: Snapshot, content_type: str, gzip_level: int) -> bytes:
         """Render the metrics, not on the event loop. gzip_level 0: without compression."""
-        return await asyncio.to_thread(self._encode, snapshot, content_type, gzip_level)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._renderers, self._encode, snapshot, content_type, gzip_level
+        )
 
     def _encode(self, snapshot: Snapshot, content_type: str, gzip_level: int) -> bytes:
         wall = snapshot.recording.viewer_time if snapshot.recording is not None else None

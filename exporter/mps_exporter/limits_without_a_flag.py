@@ -40,6 +40,9 @@ MAX_CLIENTS_PER_USER = 256  # Clients with metrics, of the daemons of one ordina
 MAX_USERS_CLIENTS = 1024  # Maximum number of such clients of all ordinary users together.
 STRANDED_SECONDS = 1.0  # Minimum time without a server; an exiting client stays for less.
 
+RENDER_THREADS = 2
+"""Number of threads that only render metrics. A hung directory of recordings takes others."""
+
 # ========================================================================================= sources
 
 # ---------------------------------------------------------- ordinary users

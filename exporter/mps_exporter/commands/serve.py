@@ -82,7 +82,7 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
     if settings.replay is not None:
         playlist = Playlist.of(read_recording(Path(settings.replay)))
     gc.freeze()  # otherwise each full garbage collection takes 14 ms to scan the modules
-    gc.set_threshold(5_000)  # fewer collections during a scrape: 4 % less CPU on an H200
+    gc.set_threshold(5_000)  # fewer collections during a scrape
     backend = Backend(settings, playlist)
     player = backend.player
     if player is not None:

@@ -2,12 +2,18 @@ import asyncio
 import gzip
 import socket
 import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from unittest import mock
 
 import pytest
 from aiohttp import web
 
+from mps_exporter.backend import Backend
+from mps_exporter.flags import Settings
+from mps_exporter.metrics.exposition import TEXT_0_0_4
+from mps_exporter.snapshot import Snapshot
 from mps_exporter.web import guard
 from mps_exporter.web.guard import Limiter
 from mps_exporter.web.handlers import TIMEOUT_HEADER, collection_deadline
@@ -26,6 +32,21 @@ from tests.unit.web.serving import connected, served
 )
 def test_deadline_leaves_a_margin(header: str | None, expected: float | None) -> None:
     assert collection_deadline(header) == (None if expected is None else pytest.approx(expected))
+
+
+async def test_metrics_are_rendered_while_reads_of_recordings_hang() -> None:
+    hung = threading.Event()
+    shared = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(shared)
+    shared.submit(hung.wait)
+    backend = Backend(Settings(web_disable_exporter_metrics=True))
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            page = await backend.expose(Snapshot(1_000.0), TEXT_0_0_4, 0)
+    finally:
+        hung.set()
+        await backend.close()
+    assert b"mps_exporter_build_info" in page
 
 
 async def test_metrics_have_the_requested_format(
